@@ -1,0 +1,529 @@
+/* dspark bench: times the one pass, the per-layer path and the full path that it replaces, in turn
+ * within one process, beside the machine's own limits. From states, because that is what the one
+ * pass replaces; taps -> states, which all paths share, is timed apart. */
+#include "bench.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "args.h"
+#include "commands.h"
+#include "dump.h"
+#include "out.h"
+#include "progress.h"
+
+#define BLOCK_SIZE 64
+#define COLD_LIMIT 64                     /* up to here weights come from memory unless told */
+#define BUFFER_BYTES (UINT64_C(512) << 20)
+#define MAX_REPEATS 1000
+#define PROBE_SECONDS 0.4
+
+typedef struct bench_args {
+    const char *checkpoint;
+    const char *preset;
+    const char *tokens;
+    uint64_t n_threads;
+    int isa;
+    int path;
+    int path_given;
+    uint64_t repeat;
+    uint64_t buffer;
+    int cold, hot;
+    int no_states;
+    const char *csv;
+    const char *svg;
+    int json;
+} bench_args;
+
+typedef struct bench_job {
+    const bench_args *args;
+    char directory[4096];     /* of the made checkpoint; "" when there is none */
+    dspark_model *model;
+    dspark_context *contexts[BENCH_N_PATHS];
+    dspark_cache *cache;
+    dump rows;
+    unsigned char *states;
+    int64_t *positions, *slots;
+    unsigned char *buffer;
+    uint64_t *tokens;
+    uint64_t max_tokens;
+    progress bar;
+    uint64_t steps_done, steps;
+    bench_result result;
+} bench_job;
+
+const char *const bench_stage_names[BENCH_N_STAGES] = {"onepass", "per-layer", "full",
+                                                       "taps->states"};
+
+double bench_limit(const double probes[2])
+{
+    return probes[0] > probes[1] ? probes[0] : probes[1];
+}
+
+/* ---- the machine ---- */
+
+static void read_cpu_name(char *name, size_t size)
+{
+    char line[512];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    snprintf(name, size, "unknown");
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        colon += 1 + strspn(colon + 1, " ");
+        colon[strcspn(colon, "\n")] = 0;
+        snprintf(name, size, "%s", colon);
+        break;
+    }
+    if (f) fclose(f);
+}
+
+/* Ticks that the hypervisor took away, and all ticks. */
+static int read_steal(double *steal, double *total)
+{
+    double v[8];
+    int i, n;
+    FILE *f = fopen("/proc/stat", "r");
+    if (!f) return 0;
+    n = fscanf(f, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
+               &v[6], &v[7]);
+    fclose(f);
+    if (n != 8) return 0;
+    *steal = v[7];
+    for (*total = 0, i = 0; i < 8; i++) *total += v[i];
+    return 1;
+}
+
+static double read_load(void)
+{
+    double load;
+    return getloadavg(&load, 1) == 1 ? load : -1;
+}
+
+static dspark_status probe_machine(bench_job *job, int after, dspark_error *err)
+{
+    bench_result *r = &job->result;
+    dspark_isa isa = job->args->isa ? (dspark_isa)job->args->isa : dspark_isa_best();
+    dspark_status st;
+    r->load[after] = read_load();
+    st = dspark_probe_compute(isa, r->n_threads, PROBE_SECONDS, &r->compute_gflops[after], err);
+    if (st != DSPARK_OK) return st;
+    return dspark_probe_read(r->n_threads, job->buffer, (size_t)job->args->buffer, PROBE_SECONDS,
+                             &r->read_gbs[after], err);
+}
+
+/* ---- the checkpoint ---- */
+
+static void remove_directory(const char *path)
+{
+    char name[4096 + 300];
+    struct dirent *entry;
+    DIR *d = opendir(path);
+    while (d && (entry = readdir(d))) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        unlink(name);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+static dspark_status make_checkpoint(bench_job *job, dspark_error *err)
+{
+    const char *base = getenv("TMPDIR");
+    dspark_synth_opts opts;
+    dspark_status st;
+    progress bar;
+    int n = snprintf(job->directory, sizeof job->directory, "%s/dspark-bench-XXXXXX",
+                     base && *base ? base : "/tmp");
+    if (n < 0 || (size_t)n >= sizeof job->directory || !mkdtemp(job->directory)) {
+        st = out_set_error(err, DSPARK_EIO, job->directory, "no temporary folder: %s",
+                           strerror(errno));
+        job->directory[0] = 0;
+        return st;
+    }
+    dspark_synth_opts_init(&opts);
+    opts.preset = job->args->preset ? job->args->preset : "kimi-k3";
+    opts.context_only = 1;
+    opts.progress = progress_update;
+    opts.progress_user = &bar;
+    fprintf(stderr, "dspark: no CKPT given: making a synthetic %s in %s (kimi-k3: 665 MB)\n",
+            opts.preset, job->directory);
+    progress_start(&bar, "making", PROGRESS_BYTES);
+    st = dspark_synth_checkpoint(job->directory, &opts, err);
+    progress_end(&bar);
+    return st;
+}
+
+static dspark_status open_model(bench_job *job, dspark_error *err)
+{
+    const bench_args *a = job->args;
+    dspark_model_opts opts;
+    dspark_status st;
+    progress bar;
+    bench_result *r = &job->result;
+    if (!a->checkpoint && (st = make_checkpoint(job, err)) != DSPARK_OK) return st;
+    dspark_model_opts_init(&opts);
+    opts.parts = DSPARK_PART_CONTEXT;
+    if (r->stages[DSPARK_PATH_FULL]) opts.parts |= DSPARK_PART_Q_A;
+    opts.n_threads = (uint32_t)a->n_threads;
+    opts.progress = progress_update;
+    opts.progress_user = &bar;
+    progress_start(&bar, "packing", PROGRESS_BYTES);
+    st = dspark_model_open(&job->model, a->checkpoint ? a->checkpoint : job->directory, &opts, err);
+    progress_end(&bar);
+    if (job->directory[0]) remove_directory(job->directory); /* the model holds what it needs */
+    job->directory[0] = 0;
+    if (st != DSPARK_OK) {
+        if (a->checkpoint) out_add_path(err, a->checkpoint);
+        return st;
+    }
+    r->checkpoint = a->checkpoint ? a->checkpoint : a->preset ? a->preset : "kimi-k3";
+    r->synthetic = !a->checkpoint;
+    r->config = dspark_model_config(job->model);
+    snprintf(r->fingerprint, sizeof r->fingerprint, "%s", dspark_model_fingerprint(job->model));
+    return DSPARK_OK;
+}
+
+static dspark_status make_buffers(bench_job *job, dspark_error *err)
+{
+    const dspark_config *c = job->result.config;
+    uint64_t n = job->max_tokens, i;
+    dspark_context_opts opts;
+    dspark_status st;
+    int p;
+    if (n > c->max_positions)
+        return out_set_error(err, DSPARK_EINVAL, "--tokens", "the model has only %" PRIu64
+                             " positions", c->max_positions);
+    job->states = calloc((size_t)n, (size_t)c->hidden_size * 2);
+    job->positions = calloc((size_t)n, sizeof *job->positions);
+    job->slots = calloc((size_t)n, sizeof *job->slots);
+    job->buffer = malloc((size_t)job->args->buffer);
+    if (!job->states || !job->positions || !job->slots || !job->buffer)
+        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " rows and a "
+                             "buffer of %" PRIu64 " bytes", n, job->args->buffer);
+    memset(job->buffer, 1, (size_t)job->args->buffer); /* real pages, not the shared zero page */
+    for (i = 0; i < n; i++) job->positions[i] = job->slots[i] = (int64_t)i;
+    if ((st = dump_make(&job->rows, n, 0, c, err)) != DSPARK_OK) return st;
+    st = dspark_cache_create(&job->cache, job->model, DSPARK_CACHE_BF16, BLOCK_SIZE,
+                             (n + BLOCK_SIZE - 1) / BLOCK_SIZE, NULL, err);
+    for (p = 0; st == DSPARK_OK && p < BENCH_N_PATHS; p++) {
+        /* The one-pass context is always there: it also makes the states. */
+        if (p && !job->result.stages[p]) continue;
+        dspark_context_opts_init(&opts);
+        opts.isa = (dspark_isa)job->args->isa;
+        opts.n_threads = (uint32_t)job->args->n_threads;
+        opts.path = (dspark_path)p;
+        st = dspark_context_create(&job->contexts[p], job->model, &opts, err);
+    }
+    if (st != DSPARK_OK) return st;
+    job->result.n_threads = dspark_context_get_plan(job->contexts[0]).n_threads;
+    job->result.isa = dspark_isa_name(dspark_context_isa(job->contexts[0]));
+    return DSPARK_OK;
+}
+
+/* ---- measuring ---- */
+
+static double stage_weight_bytes(const dspark_config *c, int stage)
+{
+    double rows = (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
+    if (stage == DSPARK_PATH_FULL) rows += (double)c->n_layers * c->q_lora_rank;
+    if (stage == BENCH_STATES) rows = (double)c->n_taps * c->tap_width;
+    return rows * c->hidden_size * 2;
+}
+
+/* Each weight, input and output once: what an ideal implementation of the stage must move. */
+static void fill_work(const dspark_config *c, int stage, uint64_t n, bench_cell *cell)
+{
+    double tokens = (double)n;
+    double entry = (double)c->kv_lora_rank + c->qk_rope_head_dim;
+    double in = stage == BENCH_STATES ? (double)c->n_taps * c->tap_width : (double)c->hidden_size;
+    double out = stage == BENCH_STATES ? (double)c->hidden_size : c->n_layers * entry;
+    cell->flops = tokens * stage_weight_bytes(c, stage); /* two bytes and two flops a weight */
+    cell->bytes = stage_weight_bytes(c, stage) + tokens * (in + out) * 2;
+}
+
+static dspark_status run_stage(bench_job *job, int stage, uint64_t n, double *seconds,
+                               dspark_error *err)
+{
+    dspark_batch batch;
+    dspark_status st;
+    double t0;
+    dspark_batch_init(&batch);
+    batch.n_tokens = (size_t)n;
+    if (stage == BENCH_STATES) {
+        batch.taps = job->rows.taps;
+        t0 = out_clock();
+        st = dspark_context_states(job->contexts[0], &batch, job->states, err);
+    } else {
+        batch.states = job->states;
+        batch.positions = job->positions;
+        batch.slots = job->slots;
+        t0 = out_clock();
+        st = dspark_context_run(job->contexts[stage], &batch, dspark_cache_get_view(job->cache),
+                                NULL, err);
+    }
+    *seconds = out_clock() - t0;
+    return st;
+}
+
+/* Push the weights out of every cache by reading something larger. */
+static dspark_status evict(bench_job *job, dspark_error *err)
+{
+    double gbs;
+    return dspark_probe_read(job->result.n_threads, job->buffer, (size_t)job->args->buffer, 1e-3,
+                             &gbs, err);
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Nearest-rank percentile of sorted values. */
+static double percentile(const double *sorted, uint64_t n, double p)
+{
+    uint64_t rank = (uint64_t)(p / 100 * (double)n + 0.9999999);
+    if (rank < 1) rank = 1;
+    return sorted[(rank < n ? rank : n) - 1];
+}
+
+/* Few long calls or many short ones: 5 to 200 repeats, about two seconds for a row. */
+static uint64_t choose_repeats(const bench_job *job, double seconds_a_round)
+{
+    double n;
+    if (job->args->repeat) return job->args->repeat;
+    n = seconds_a_round > 0 ? 2.0 / seconds_a_round : 200;
+    return n < 5 ? 5 : n > 200 ? 200 : (uint64_t)n;
+}
+
+static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *err)
+{
+    static double times[BENCH_N_STAGES][MAX_REPEATS], ratios[MAX_REPEATS];
+    bench_result *result = &job->result;
+    uint64_t repeat, n_repeats, n = row->n_tokens;
+    double started = out_clock(), seconds;
+    int s, k;
+    dspark_status st = DSPARK_OK;
+    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
+        if (!result->stages[s]) continue;
+        if (row->cold && s < BENCH_STATES) st = evict(job, err);
+        if (st == DSPARK_OK) st = run_stage(job, s, n, &seconds, err); /* warm-up */
+    }
+    n_repeats = choose_repeats(job, out_clock() - started);
+    for (repeat = 0; st == DSPARK_OK && repeat < n_repeats; repeat++) {
+        /* Another order each time, so that no stage always follows the same one. */
+        for (k = 0; st == DSPARK_OK && k < BENCH_N_STAGES; k++) {
+            s = (int)((repeat + (uint64_t)k) % BENCH_N_STAGES);
+            if (!result->stages[s]) continue;
+            if (row->cold && s < BENCH_STATES) st = evict(job, err);
+            if (st == DSPARK_OK) st = run_stage(job, s, n, &times[s][repeat], err);
+            if (st == DSPARK_OK &&
+                progress_update(&job->bar, job->steps_done * 1000 + repeat * 1000 / n_repeats,
+                                job->steps * 1000))
+                st = out_check_interrupt(err);
+        }
+    }
+    if (st != DSPARK_OK) return st;
+    if (result->stages[DSPARK_PATH_ONEPASS] && result->stages[DSPARK_PATH_FULL]) {
+        for (repeat = 0; repeat < n_repeats; repeat++)
+            ratios[repeat] = times[DSPARK_PATH_FULL][repeat] / times[DSPARK_PATH_ONEPASS][repeat];
+        qsort(ratios, (size_t)n_repeats, sizeof *ratios, compare_doubles);
+        row->ratio = percentile(ratios, n_repeats, 50);
+    }
+    for (s = 0; s < BENCH_N_STAGES; s++) {
+        bench_cell *cell = &row->cells[s];
+        if (!result->stages[s]) continue;
+        qsort(times[s], (size_t)n_repeats, sizeof *times[s], compare_doubles);
+        cell->measured = 1;
+        cell->n_repeats = n_repeats;
+        cell->best = times[s][0];
+        cell->p50 = percentile(times[s], n_repeats, 50);
+        cell->p99 = percentile(times[s], n_repeats, 99);
+        fill_work(result->config, s, n, cell);
+    }
+    job->steps_done++;
+    return DSPARK_OK;
+}
+
+/* Weights that were used a moment ago are read as fast as a buffer of their size. */
+static dspark_status probe_hot(bench_job *job, dspark_error *err)
+{
+    bench_result *r = &job->result;
+    dspark_status st = DSPARK_OK;
+    int s;
+    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
+        double bytes = stage_weight_bytes(r->config, s);
+        if (!r->stages[s]) continue;
+        if (bytes < 4096) bytes = 4096;
+        if (bytes > (double)job->args->buffer) bytes = (double)job->args->buffer;
+        st = dspark_probe_read(r->n_threads, job->buffer, (size_t)bytes, PROBE_SECONDS / 2,
+                               &r->hot_gbs[s], err);
+    }
+    return st;
+}
+
+static void fill_rooflines(bench_result *r)
+{
+    /* A limit is what the machine can do: of two probes the better one. */
+    double compute = bench_limit(r->compute_gflops), cold_read = bench_limit(r->read_gbs);
+    size_t i;
+    int s;
+    for (i = 0; i < r->n_rows; i++) {
+        for (s = 0; s < BENCH_N_STAGES; s++) {
+            bench_cell *cell = &r->rows[i].cells[s];
+            double by_read, by_compute = cell->flops / (compute * 1e9);
+            int cold = r->rows[i].cold && s != BENCH_STATES;
+            if (!cell->measured) continue;
+            cell->read_gbs = cold ? cold_read : r->hot_gbs[s];
+            by_read = cell->bytes / (cell->read_gbs * 1e9);
+            cell->roofline = by_read > by_compute ? by_read : by_compute;
+        }
+    }
+}
+
+static dspark_status measure(bench_job *job, dspark_error *err)
+{
+    bench_result *r = &job->result;
+    double steal[2] = {0}, total[2] = {0}, seconds, started = out_clock();
+    int steal_known = read_steal(&steal[0], &total[0]);
+    dspark_status st = probe_machine(job, 0, err);
+    size_t i;
+    if (st == DSPARK_OK) st = run_stage(job, BENCH_STATES, job->max_tokens, &seconds, err);
+    progress_start(&job->bar, "measuring", PROGRESS_STEPS);
+    job->steps = r->n_rows;
+    for (i = 0; st == DSPARK_OK && i < r->n_rows; i++) {
+        bench_row *row = &r->rows[i];
+        row->n_tokens = job->tokens[i];
+        row->cold = job->args->cold ? 1 : job->args->hot ? 0 : row->n_tokens <= COLD_LIMIT;
+        st = measure_row(job, row, err);
+    }
+    progress_end(&job->bar);
+    if (st == DSPARK_OK) st = probe_hot(job, err);
+    if (st == DSPARK_OK) st = probe_machine(job, 1, err);
+    if (st != DSPARK_OK) return st;
+    r->steal_percent = -1;
+    if (steal_known && read_steal(&steal[1], &total[1]) && total[1] > total[0])
+        r->steal_percent = 100 * (steal[1] - steal[0]) / (total[1] - total[0]);
+    r->seconds = out_clock() - started;
+    fill_rooflines(r);
+    return DSPARK_OK;
+}
+
+/* ---- the command ---- */
+
+static int read_tokens(const args_command *command, bench_job *job)
+{
+    long n = args_read_uints(job->args->tokens, &job->tokens), i;
+    if (n < 0) return out_error(EXIT_INTERNAL, "out of memory");
+    for (i = 0; i < n; i++)
+        if (job->tokens[i] < 1 || job->tokens[i] > 65536) break;
+    if (n == 0 || i < n)
+        return args_complain(command, "--tokens: '%s' is not allowed; expected numbers from 1 to "
+                             "65536 separated by commas", job->args->tokens);
+    for (i = 0; i < n; i++)
+        if (job->tokens[i] > job->max_tokens) job->max_tokens = job->tokens[i];
+    job->result.n_rows = (size_t)n;
+    job->result.rows = calloc((size_t)n, sizeof *job->result.rows);
+    return job->result.rows ? ARGS_RUN : out_error(EXIT_INTERNAL, "out of memory");
+}
+
+static int run_job(const args_command *command, const bench_args *a)
+{
+    static bench_job job; /* large; one a process */
+    dspark_error err = {0};
+    dspark_status st;
+    int code, s;
+    job.args = a;
+    job.result.buffer_bytes = a->buffer;
+    for (s = 0; s < BENCH_N_PATHS; s++) job.result.stages[s] = !a->path_given || a->path == s;
+    job.result.stages[BENCH_STATES] = !a->no_states;
+    read_cpu_name(job.result.cpu, sizeof job.result.cpu);
+    code = read_tokens(command, &job);
+    if (code != ARGS_RUN) goto done;
+    if ((st = open_model(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = make_buffers(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = measure(&job, &err)) != DSPARK_OK) goto fail;
+    code = a->json ? bench_print_json(&job.result) : bench_print_text(&job.result);
+    if (code == EXIT_OK && a->csv) code = bench_write_csv(&job.result, a->csv);
+    if (code == EXIT_OK && a->svg) code = bench_write_svg(&job.result, a->svg);
+    goto done;
+fail:
+    code = out_fail(st, &err);
+done:
+    for (s = 0; s < BENCH_N_PATHS; s++) dspark_context_free(job.contexts[s]);
+    dspark_cache_free(job.cache);
+    dump_close(&job.rows);
+    dspark_model_close(job.model);
+    if (job.directory[0]) remove_directory(job.directory);
+    free(job.states);
+    free(job.positions);
+    free(job.slots);
+    free(job.buffer);
+    free(job.tokens);
+    free(job.result.rows);
+    return code;
+}
+
+int command_bench(int argc, char **argv)
+{
+    bench_args a;
+    int code;
+    static const char *const operands[] = {"CKPT", NULL};
+    const args_option options[] = {
+        {"preset", ARGS_TEXT, &a.preset, "P",
+         "without CKPT: the synthetic checkpoint to make (default\n"
+         "kimi-k3, context part only: 665 MB in a temporary folder)", 0, 0, NULL, NULL},
+        {"tokens", ARGS_TEXT, &a.tokens, "N,N,...", "rows of a call (default 1,8,16,32,64,512)",
+         0, 0, NULL, NULL},
+        {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
+         NULL, NULL},
+        {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set (default auto)", 0, 0,
+         args_isa_choices, NULL},
+        {"path", ARGS_CHOICE, &a.path, NULL, "measure one path only (default: all three in turn)",
+         0, 0, args_path_choices, &a.path_given},
+        {"repeat", ARGS_UINT, &a.repeat, "R", "repeats (default: 5 to 200, about two seconds)", 1,
+         MAX_REPEATS, NULL, NULL},
+        {"cold", ARGS_FLAG, &a.cold, NULL,
+         "weights come from memory: caches are emptied before each\n"
+         "call (default up to 64 tokens)", 0, 0, NULL, NULL},
+        {"hot", ARGS_FLAG, &a.hot, NULL, "weights stay where the last call left them", 0, 0, NULL,
+         NULL},
+        {"buffer", ARGS_SIZE, &a.buffer, "BYTES",
+         "buffer of the read probe and for emptying caches\n(default 512M)", 1048576, 0, NULL,
+         NULL},
+        {"no-states", ARGS_FLAG, &a.no_states, NULL, "do not measure taps -> states", 0, 0, NULL,
+         NULL},
+        {"csv", ARGS_TEXT, &a.csv, "FILE", "write every measurement as CSV", 0, 0, NULL, NULL},
+        {"svg", ARGS_TEXT, &a.svg, "FILE", "draw time per token over tokens, with the roofline", 0,
+         0, NULL, NULL},
+        {"json", ARGS_FLAG, &a.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
+    };
+    args_command command = {
+        .name = "bench",
+        .synopsis = "[CKPT] [OPTIONS]",
+        .summary = "Time states -> cache in three ways, in turn within one process, and the\n"
+                   "machine's limits (compute and read probes) before and after.",
+        .operands = operands,
+        .operand_values = &a.checkpoint,
+        .options = options,
+        .n_options = sizeof options / sizeof *options,
+        .trailer = "The roofline of a stage is max(bytes / read probe, flops / compute probe),\n"
+                   "each weight, input and output counted once, by the better of the probes\n"
+                   "before and after. ratio is full / onepass.",
+    };
+    memset(&a, 0, sizeof a);
+    a.tokens = "1,8,16,32,64,512";
+    a.buffer = BUFFER_BYTES;
+    code = args_parse(&command, argc, argv);
+    if (code != ARGS_RUN) return code;
+    if (a.cold && a.hot) return args_complain(&command, "--cold and --hot exclude each other");
+    if (a.checkpoint && a.preset)
+        return args_complain(&command, "--preset goes without CKPT");
+    return run_job(&command, &a);
+}

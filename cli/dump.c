@@ -1,0 +1,253 @@
+/* dump: opens and checks hidden-state dumps, makes synthetic rows, digests rows as a stream. */
+#include "dump.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "out.h"
+
+static dspark_status fail_tensor(const dump *d, const char *tensor, dspark_error *err,
+                                 const char *expected, const dspark_tensor *found)
+{
+    char where[256], shape[128] = "";
+    size_t used = 0;
+    uint32_t i;
+    snprintf(where, sizeof where, "%s: %s", d->path, tensor);
+    if (!found)
+        return out_set_error(err, DSPARK_EFORMAT, where, "expected %s, found no such tensor",
+                             expected);
+    for (i = 0; i < found->rank && i < DSPARK_MAX_RANK && used < sizeof shape; i++)
+        used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRIu64, i ? ", " : "",
+                                 found->shape[i]);
+    return out_set_error(err, DSPARK_EFORMAT, where, "expected %s, found [%s] %s", expected, shape,
+                         dspark_dtype_name(found->dtype));
+}
+
+static int64_t read_i64(const dspark_tensor *t, uint64_t i)
+{
+    if (t->dtype == DSPARK_I32) {
+        int32_t value;
+        memcpy(&value, (const unsigned char *)t->data + 4 * i, sizeof value);
+        return value;
+    } else {
+        int64_t value;
+        memcpy(&value, (const unsigned char *)t->data + 8 * i, sizeof value);
+        return value;
+    }
+}
+
+static dspark_status check_states(dump *d, const dspark_config *c, dspark_error *err)
+{
+    const dspark_tensor *t = dspark_checkpoint_find(d->file, "hidden_states");
+    char expected[128];
+    snprintf(expected, sizeof expected, "[seq, %u or %u, %u] BF16", c->n_taps, c->n_taps + 1,
+             c->tap_width);
+    if (!t || t->rank != 3 || t->dtype != DSPARK_BF16 || t->shape[2] != c->tap_width ||
+        (t->shape[1] != c->n_taps && t->shape[1] != (uint64_t)c->n_taps + 1))
+        return fail_tensor(d, "hidden_states", err, expected, t);
+    if (t->shape[0] == 0) return fail_tensor(d, "hidden_states", err, "at least one row", t);
+    d->n_rows = t->shape[0];
+    d->has_verifier = t->shape[1] == (uint64_t)c->n_taps + 1;
+    d->stride = (size_t)(t->n_bytes / t->shape[0]);
+    d->taps = t->data;
+    return DSPARK_OK;
+}
+
+static dspark_status check_ids(dump *d, const dspark_config *c, dspark_error *err)
+{
+    const dspark_tensor *t = dspark_checkpoint_find(d->file, "token_ids");
+    char text[128];
+    uint64_t i;
+    snprintf(text, sizeof text, "[%" PRIu64 "] I64 (one id for each row of hidden_states)",
+             d->n_rows);
+    if (!t || t->rank != 1 || (t->dtype != DSPARK_I64 && t->dtype != DSPARK_I32) ||
+        t->shape[0] != d->n_rows)
+        return fail_tensor(d, "token_ids", err, text, t);
+    for (i = 0; i < d->n_rows; i++) {
+        int64_t id = read_i64(t, i);
+        if (id >= 0 && id < (int64_t)c->vocab_size) continue;
+        snprintf(text, sizeof text, "%s: token_ids", d->path);
+        return out_set_error(err, DSPARK_EFORMAT, text, "row %" PRIu64 ": expected an id from 0 to "
+                             "%u, found %" PRId64, i, c->vocab_size - 1, id);
+    }
+    return DSPARK_OK;
+}
+
+static dspark_status check_positions(dump *d, dspark_error *err)
+{
+    const dspark_tensor *t = dspark_checkpoint_find(d->file, "positions");
+    char text[256];
+    uint64_t i;
+    int64_t first;
+    if (!t) return DSPARK_OK;
+    snprintf(text, sizeof text, "[%" PRIu64 "] I64 (one position for each row of hidden_states)",
+             d->n_rows);
+    if (t->rank != 1 || (t->dtype != DSPARK_I64 && t->dtype != DSPARK_I32) ||
+        t->shape[0] != d->n_rows)
+        return fail_tensor(d, "positions", err, text, t);
+    snprintf(text, sizeof text, "%s: positions", d->path);
+    first = read_i64(t, 0);
+    if (first < 0)
+        return out_set_error(err, DSPARK_EFORMAT, text, "row 0: expected a position of 0 or more, "
+                             "found %" PRId64, first);
+    for (i = 1; i < d->n_rows; i++) {
+        /* Unsigned: a hostile first position must not overflow the sum. */
+        uint64_t expected = (uint64_t)first + i;
+        int64_t found = read_i64(t, i);
+        if (found >= 0 && (uint64_t)found == expected) continue;
+        return out_set_error(err, DSPARK_EFORMAT, text, "row %" PRIu64 ": positions must follow "
+                             "each other without a gap; expected %" PRIu64 ", found %" PRId64, i,
+                             expected, found);
+    }
+    d->has_positions = 1;
+    d->first_position = (uint64_t)first;
+    return DSPARK_OK;
+}
+
+dspark_status dump_open(dump *d, const char *path, const dspark_config *config, dspark_error *err)
+{
+    dspark_status st;
+    memset(d, 0, sizeof *d);
+    d->path = path;
+    d->n_taps = config->n_taps;
+    d->tap_width = config->tap_width;
+    d->row_bytes = (size_t)config->n_taps * config->tap_width * 2;
+    st = dspark_checkpoint_open(&d->file, path, err);
+    if (st == DSPARK_OK) st = check_states(d, config, err);
+    if (st == DSPARK_OK) st = check_ids(d, config, err);
+    if (st == DSPARK_OK) st = check_positions(d, err);
+    if (st != DSPARK_OK) dump_close(d);
+    return st;
+}
+
+/* splitmix64: a counter in, well mixed bits out. */
+static uint64_t mix_bits(uint64_t counter)
+{
+    uint64_t z = counter * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* Four uniform 16-bit parts summed: near normal, sum of squares 1, and exact in fp32. The float is
+ * then cut to bf16; which rounding is used does not matter for made-up data. */
+static uint16_t make_value(uint64_t bits)
+{
+    int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) +
+                  (int32_t)(bits >> 32 & 0xffff) + (int32_t)(bits >> 48) - 2 * 65535;
+    float value = (float)sum * (1.0f / 37837.0f);
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    return (uint16_t)(word >> 16);
+}
+
+dspark_status dump_make(dump *d, uint64_t n_rows, uint64_t seed, const dspark_config *config,
+                        dspark_error *err)
+{
+    uint64_t i, n_values, base = mix_bits(seed + 1);
+    memset(d, 0, sizeof *d);
+    d->path = "synthetic rows";
+    d->n_taps = config->n_taps;
+    d->tap_width = config->tap_width;
+    d->row_bytes = (size_t)config->n_taps * config->tap_width * 2;
+    d->stride = d->row_bytes;
+    d->n_rows = n_rows;
+    if (d->row_bytes && n_rows <= SIZE_MAX / d->row_bytes)
+        d->owned = malloc((size_t)n_rows * d->row_bytes + 1);
+    if (!d->owned)
+        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " synthetic rows",
+                             n_rows);
+    n_values = n_rows * (d->row_bytes / 2);
+    for (i = 0; i < n_values; i++) {
+        uint16_t value = make_value(mix_bits(base + i));
+        memcpy(d->owned + 2 * i, &value, sizeof value);
+    }
+    d->taps = d->owned;
+    return DSPARK_OK;
+}
+
+/* Is every bf16 of a row finite? Four values at a time, at any alignment: an exponent of all ones
+ * becomes a zero lane, and adding 0x7fff sets the top bit of every lane that is not zero. */
+static int row_is_finite(const unsigned char *row, size_t n_bytes)
+{
+    const uint64_t exponents = UINT64_C(0x7f807f807f807f80);
+    const uint64_t tops = UINT64_C(0x8000800080008000);
+    uint64_t all = tops;
+    size_t i;
+    for (i = 0; i + 8 <= n_bytes; i += 8) {
+        uint64_t v;
+        memcpy(&v, row + i, sizeof v);
+        all &= ((v & exponents) ^ exponents) + UINT64_C(0x7fff7fff7fff7fff);
+    }
+    if ((all & tops) != tops) return 0;
+    for (; i + 2 <= n_bytes; i += 2) {
+        uint16_t v;
+        memcpy(&v, row + i, sizeof v);
+        if ((v & 0x7f80) == 0x7f80) return 0;
+    }
+    return 1;
+}
+
+dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_error *err)
+{
+    uint64_t r;
+    for (r = first; r < first + n; r++) {
+        const unsigned char *row = d->taps + (size_t)r * d->stride;
+        size_t i;
+        char where[256], state[32];
+        if (row_is_finite(row, d->stride)) continue;
+        for (i = 0; i + 2 <= d->stride; i += 2)
+            if (!row_is_finite(row + i, 2)) break;
+        if (i / 2 / d->tap_width < d->n_taps)
+            snprintf(state, sizeof state, "tap %zu", i / 2 / d->tap_width);
+        else
+            snprintf(state, sizeof state, "the verifier's state");
+        snprintf(where, sizeof where, "%s: hidden_states", d->path);
+        return out_set_error(err, DSPARK_ENONFINITE, where, "row %" PRIu64 ", %s, element %zu: "
+                             "expected a finite number, found NaN or infinity", r, state,
+                             i / 2 % d->tap_width);
+    }
+    return DSPARK_OK;
+}
+
+dspark_status dump_start(const dump *d, int given, uint64_t asked, uint64_t *start,
+                         dspark_error *err)
+{
+    *start = d->has_positions ? d->first_position : given ? asked : 0;
+    if (!given || asked == *start) return DSPARK_OK;
+    return out_set_error(err, DSPARK_EFORMAT, d->path, "positions begin at %" PRIu64
+                         ", but --start-position says %" PRIu64, *start, asked);
+}
+
+dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_config *config,
+                                dspark_error *err)
+{
+    if (start < config->max_positions && d->n_rows <= config->max_positions - start)
+        return DSPARK_OK;
+    return out_set_error(err, DSPARK_ERANGE, d->path, "%" PRIu64 " rows from position %" PRIu64
+                         " do not fit: the model has positions 0 to %" PRIu64, d->n_rows, start,
+                         config->max_positions - 1);
+}
+
+void dump_close(dump *d)
+{
+    dspark_checkpoint_close(d->file);
+    free(d->owned);
+    memset(d, 0, sizeof *d);
+}
+
+void row_digest_start(row_digest *chain)
+{
+    memset(chain->hex, '0', 32);
+    chain->hex[32] = 0;
+}
+
+void row_digest_add(row_digest *chain, const void *row, size_t n_bytes)
+{
+    char pair[65], row_hex[33];
+    dspark_digest(row, n_bytes, row_hex);
+    memcpy(pair, chain->hex, 32);
+    memcpy(pair + 32, row_hex, 33);
+    dspark_digest(pair, 64, chain->hex);
+}

@@ -1,0 +1,51 @@
+/* dump: hidden-state dumps in the extraction format, one safetensors file a sample:
+ *   token_ids      [seq] I64 or I32
+ *   hidden_states  [seq, T+1, w] BF16: the T taps in layer order, then the verifier's final state;
+ *                  or [seq, T, w] without it
+ *   positions      [seq] I64, optional, gapless
+ * Checks everything that a reader would rely on. Never writes. */
+#ifndef DSPARK_CLI_DUMP_H
+#define DSPARK_CLI_DUMP_H
+
+#include "dspark/dspark.h"
+
+typedef struct dump {
+    dspark_checkpoint *file;
+    const char *path;
+    const unsigned char *taps; /* first tap of the first row, any alignment */
+    uint64_t n_rows;
+    size_t row_bytes;          /* the T taps of one row */
+    size_t stride;             /* bytes from row to row in the file */
+    uint32_t n_taps;
+    uint32_t tap_width;
+    int has_verifier;
+    int has_positions;
+    uint64_t first_position;   /* of the first row, when has_positions */
+    unsigned char *owned;      /* rows made by dump_make */
+} dump;
+
+/* Header, shapes, token ids and positions; the states themselves are not read here. */
+dspark_status dump_open(dump *d, const char *path, const dspark_config *config, dspark_error *err);
+/* Rows of pseudo-random taps in memory, roughly normal; the same seed gives the same rows. */
+dspark_status dump_make(dump *d, uint64_t n_rows, uint64_t seed, const dspark_config *config,
+                        dspark_error *err);
+/* DSPARK_ENONFINITE naming row and tap when a value of these rows is not finite. */
+dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_error *err);
+/* The position of the first row: what the user said (`given`) or what the dump says; they must not
+ * contradict each other. Without either it is 0. */
+dspark_status dump_start(const dump *d, int given, uint64_t asked, uint64_t *start,
+                         dspark_error *err);
+/* Where the rows lie: start + n_rows must not pass config->max_positions. */
+dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_config *config,
+                                dspark_error *err);
+void dump_close(dump *d);
+
+/* A digest of rows that does not depend on how they are cut into batches:
+ *   chain = 32 zero digits; for each row: chain = digest(chain | digest(row)), as hex text. */
+typedef struct row_digest {
+    char hex[33];
+} row_digest;
+void row_digest_start(row_digest *chain);
+void row_digest_add(row_digest *chain, const void *row, size_t n_bytes);
+
+#endif

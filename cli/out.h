@@ -1,0 +1,102 @@
+/* out: what every command shares about talking to the outside: error lines and exit codes, tables,
+ * JSON documents, readable numbers, and the flag that Ctrl-C sets.
+ * Results go to stdout, everything else to stderr. Knows nothing about models. */
+#ifndef DSPARK_CLI_OUT_H
+#define DSPARK_CLI_OUT_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "dspark/dspark.h"
+
+#if defined(__GNUC__)
+#define OUT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define OUT_PRINTF(fmt, args)
+#endif
+
+enum {
+    EXIT_OK = 0,
+    EXIT_CHECK_FAILED = 1, /* the check said no */
+    EXIT_USAGE = 2,
+    EXIT_INPUT = 3,        /* a bad input file */
+    EXIT_UNSUPPORTED = 4,
+    EXIT_INTERNAL = 5,     /* out of memory, output not writable, or a bug */
+    EXIT_CANCELLED = 130
+};
+
+/* ---- errors ---- */
+
+int out_exit_code(dspark_status status);
+/* Print "dspark: where: message" and return the exit code of `status`. */
+int out_fail(dspark_status status, const dspark_error *err);
+/* Print "dspark: text" and return `code`. */
+int out_error(int code, const char *fmt, ...) OUT_PRINTF(2, 3);
+/* Fill *err like the library does and return `code`. */
+dspark_status out_set_error(dspark_error *err, dspark_status code, const char *where,
+                            const char *fmt, ...) OUT_PRINTF(4, 5);
+/* Put the path that the user gave before err->where, which may name a file inside it only. */
+void out_add_path(dspark_error *err, const char *path);
+/* Flush stdout; a result that could not be written turns `code` into EXIT_INTERNAL. */
+int out_finish(int code);
+
+/* ---- cancelling ---- */
+
+/* SIGINT and SIGTERM set a flag; the third one ends the process at once. */
+void out_install_signals(void);
+int out_interrupted(void);
+/* DSPARK_ECANCELLED and its text when the flag is set, else DSPARK_OK. */
+dspark_status out_check_interrupt(dspark_error *err);
+
+/* ---- text ---- */
+
+/* Print a string from a file: control bytes, which could steer a terminal, become '?'. */
+void out_text(FILE *f, const char *text);
+/* "665.1 MB" (powers of ten), "3,562,312,961", "1.234 ms". They return buf. */
+char *out_bytes(char buf[32], double n_bytes);
+char *out_count(char buf[32], uint64_t n);
+char *out_seconds(char buf[32], double seconds);
+
+/* Columns that find their width. The first row is the header. */
+typedef struct out_table {
+    const char *align; /* one letter a column: 'l' or 'r' */
+    size_t n_columns;
+    size_t n_cells;
+    size_t capacity;
+    char **cells;
+    int failed;        /* out of memory: the table is not printed */
+} out_table;
+void out_table_init(out_table *table, const char *align);
+void out_table_cell(out_table *table, const char *fmt, ...) OUT_PRINTF(2, 3);
+/* Print with `indent` spaces before each row and free everything. 0, or -1 without memory. */
+int out_table_print(out_table *table, int indent);
+
+/* ---- JSON ---- */
+
+/* Set key; takes the value. A failure is remembered and reported by out_json. */
+void out_set(json_t *object, const char *key, json_t *value);
+void out_append(json_t *array, json_t *value);
+/* A string that may hold any bytes: what is not UTF-8 becomes '?'. */
+json_t *out_string(const char *text);
+/* NaN and infinity have no JSON form: they become null. */
+json_t *out_real(double value);
+/* Print the document and free it; returns EXIT_OK, or EXIT_INTERNAL when something failed. */
+int out_json(json_t *document);
+
+/* ---- files ---- */
+
+/* A text file that is complete or not there: written under a temporary name beside `path`. */
+typedef struct out_file {
+    FILE *stream;
+    const char *path;
+    char *temporary;
+} out_file;
+/* Prints what went wrong; returns EXIT_OK or EXIT_INTERNAL. */
+int out_file_open(out_file *file, const char *path);
+/* Flush, sync, rename. On failure the temporary file is removed. */
+int out_file_commit(out_file *file);
+
+/* Seconds of a clock that only goes forward. */
+double out_clock(void);
+
+#endif

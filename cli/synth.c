@@ -1,0 +1,162 @@
+/* dspark synth: writes synthetic checkpoints and hidden-state dumps through the library, and says
+ * what was written. The bytes are the library's business (docs/formats.md). */
+#include <inttypes.h>
+#include <string.h>
+
+#include "args.h"
+#include "commands.h"
+#include "out.h"
+#include "progress.h"
+
+typedef struct synth_args {
+    const char *out;
+    const char *preset;
+    args_texts settings;
+    uint64_t seed;
+    uint64_t shard_bytes;
+    int context_only;
+    const char *dump;
+    const char *checkpoint;
+    uint64_t n_tokens;
+    int json;
+} synth_args;
+
+/* What lies in a checkpoint or a dump now, read back from the files. */
+static int report_file(const char *kind, const char *path, uint64_t seed, int json)
+{
+    dspark_checkpoint *file = NULL;
+    dspark_error err = {0};
+    uint64_t n_bytes = 0, n_elements = 0;
+    size_t i, n;
+    char a[32], b[32];
+    dspark_status st = dspark_checkpoint_open(&file, path, &err);
+    if (st != DSPARK_OK) return out_fail(st, &err);
+    n = dspark_checkpoint_tensor_count(file);
+    for (i = 0; i < n; i++) {
+        n_bytes += dspark_checkpoint_tensor(file, i)->n_bytes;
+        n_elements += dspark_checkpoint_tensor(file, i)->n_elements;
+    }
+    dspark_checkpoint_close(file);
+    if (json) {
+        json_t *doc = json_object();
+        out_set(doc, "kind", json_string(kind));
+        out_set(doc, "path", out_string(path));
+        out_set(doc, "seed", json_integer((json_int_t)seed));
+        out_set(doc, "tensors", json_integer((json_int_t)n));
+        out_set(doc, "elements", json_integer((json_int_t)n_elements));
+        out_set(doc, "tensor_bytes", json_integer((json_int_t)n_bytes));
+        return out_json(doc);
+    }
+    printf("%s ", kind);
+    out_text(stdout, path);
+    printf(": %zu tensors, %s elements, %s, seed %" PRIu64 "\n", n, out_count(a, n_elements),
+           out_bytes(b, (double)n_bytes), seed);
+    return EXIT_OK;
+}
+
+static int write_checkpoint(const synth_args *a)
+{
+    dspark_synth_opts opts;
+    dspark_error err = {0};
+    dspark_status st;
+    progress bar;
+    dspark_synth_opts_init(&opts);
+    opts.preset = a->preset;
+    opts.settings = a->settings.items;
+    opts.n_settings = a->settings.n;
+    opts.seed = a->seed;
+    opts.shard_bytes = a->shard_bytes;
+    opts.context_only = a->context_only;
+    opts.progress = progress_update;
+    opts.progress_user = &bar;
+    progress_start(&bar, "writing", PROGRESS_BYTES);
+    st = dspark_synth_checkpoint(a->out, &opts, &err);
+    progress_end(&bar);
+    if (st != DSPARK_OK) {
+        int code = out_fail(st, &err);
+        /* Nothing but the arguments went in, so what does not fit together are the arguments. */
+        if (st == DSPARK_EMODEL || st == DSPARK_EFORMAT || st == DSPARK_ERANGE) return EXIT_USAGE;
+        return st == DSPARK_EIO ? EXIT_INTERNAL : code;
+    }
+    return report_file("checkpoint", a->out, a->seed, a->json);
+}
+
+static int write_dump(const synth_args *a)
+{
+    dspark_error err = {0};
+    dspark_status st;
+    progress bar;
+    progress_start(&bar, "writing", PROGRESS_BYTES);
+    st = dspark_synth_dump(a->dump, a->checkpoint, a->n_tokens, a->seed, progress_update, &bar,
+                           &err);
+    progress_end(&bar);
+    if (st != DSPARK_OK) {
+        if (st == DSPARK_EIO || st == DSPARK_EFORMAT || st == DSPARK_EMODEL)
+            out_add_path(&err, a->checkpoint);
+        return out_fail(st, &err);
+    }
+    return report_file("dump", a->dump, a->seed, a->json);
+}
+
+int command_synth(int argc, char **argv)
+{
+    synth_args a;
+    int seed_given = 0, code;
+    static const char *const operands[] = {"OUT", NULL};
+    const args_option options[] = {
+        {"preset", ARGS_TEXT, &a.preset, "P",
+         "geometry and variant: kimi-k3, kimi-k3-block5, kimi-k3.1-pro, lightseek, tiny", 0, 0,
+         NULL, NULL},
+        {"set", ARGS_TEXTS, &a.settings, "KEY=VALUE",
+         "override a config.json key; VALUE in JSON; may be given many times", 0, 0, NULL, NULL},
+        {"seed", ARGS_UINT, &a.seed, "N",
+         "seed of all values (default 0); same options, same bytes", 0, INT64_MAX, NULL,
+         &seed_given},
+        {"shard-size", ARGS_SIZE, &a.shard_bytes, "BYTES",
+         "cut into shards of at most BYTES, for example 1G (default: one file)", 1, 0, NULL, NULL},
+        {"context-only", ARGS_FLAG, &a.context_only, NULL,
+         "only the tensors that context KV needs", 0, 0, NULL, NULL},
+        {"dump", ARGS_TEXT, &a.dump, "FILE",
+         "write a hidden-state dump instead; needs --for and --tokens", 0, 0, NULL, NULL},
+        {"for", ARGS_TEXT, &a.checkpoint, "CKPT", "the checkpoint that the dump is for", 0, 0,
+         NULL, NULL},
+        {"tokens", ARGS_UINT, &a.n_tokens, "N", "rows of the dump", 1, 0, NULL, NULL},
+        {"json", ARGS_FLAG, &a.json, NULL, "print what was written as JSON", 0, 0, NULL, NULL},
+    };
+    args_command command = {
+        .name = "synth",
+        .synopsis = "OUT --preset P [--set KEY=VALUE]... [--seed N] [--shard-size BYTES] "
+                    "[--context-only] [--json]\n"
+                    "       dspark synth --dump FILE --for CKPT --tokens N [--seed N] [--json]",
+        .summary = "Write a synthetic checkpoint (OUT/config.json, OUT/model*.safetensors) of any\n"
+                   "geometry and variant, or a hidden-state dump in the extraction format.",
+        .operands = operands,
+        .operand_values = &a.out,
+        .options = options,
+        .n_options = sizeof options / sizeof *options,
+    };
+    memset(&a, 0, sizeof a);
+    code = args_parse(&command, argc, argv);
+    if (code != ARGS_RUN) goto done;
+    if (a.dump) {
+        if (a.out || a.preset || a.settings.n || a.shard_bytes || a.context_only)
+            code = args_complain(&command, "--dump writes a dump only: it goes with --for, "
+                                 "--tokens, --seed and --json");
+        else if (!a.checkpoint || !a.n_tokens)
+            code = args_complain(&command, "--dump needs --for CKPT and --tokens N");
+        else
+            code = write_dump(&a);
+    } else if (a.checkpoint || a.n_tokens) {
+        code = args_complain(&command, "--for and --tokens go with --dump FILE");
+    } else if (!a.out) {
+        code = args_complain(&command, "OUT is missing");
+    } else if (!a.preset) {
+        code = args_complain(&command, "--preset is missing; presets are kimi-k3, kimi-k3-block5, "
+                             "kimi-k3.1-pro, lightseek, tiny");
+    } else {
+        code = write_checkpoint(&a);
+    }
+done:
+    args_texts_free(&a.settings);
+    return code;
+}

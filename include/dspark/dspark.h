@@ -1,0 +1,504 @@
+/* dspark.h: the DSpark draft model of Kimi-K3 in C. The only public header; read it top-down.
+ *
+ * A DSpark drafter guesses a block of tokens that a large target model then verifies in one pass.
+ * Its MLA layers attend to the target's hidden states, so each newly processed position must first
+ * become one latent KV entry in every layer:
+ *
+ *     taps [n, T*h] -> context_proj -> context_norm -> states [n, h]
+ *     states -> one GEMM over all layers -> per layer RMSNorm(latent) | RoPE(rope key) -> paged cache
+ *
+ * Words (docs/design.md has the whole list):
+ *   taps    hidden states of the chosen target layers, side by side, [n, T*h] bf16
+ *   states  context_norm(context_proj(taps)), [n, h] bf16
+ *   entry   latent | rope key: what one layer's cache holds for one position (576 wide for K3)
+ *   slot    block * block_size + offset in a paged cache; negative = skip this row
+ *   shard   one checkpoint module's rows inside a merged linear
+ *
+ * Conventions
+ *   - Functions return a dspark_status: 0 or a negative code. Text goes to a caller-owned
+ *     dspark_error, which may be NULL everywhere.
+ *   - On failure every out-pointer is set to NULL and nothing is owned by the caller.
+ *   - Close and free functions accept NULL.
+ *   - Options structs begin with their size; call the matching *_init function, which fills the
+ *     defaults. Zero means "default" in every field.
+ *   - The library never prints, exits, aborts, reads the environment or installs handlers.
+ *   - Thread-safety: a dspark_model and a dspark_checkpoint are immutable after opening and may be
+ *     shared by any number of threads. A dspark_context serves one caller at a time.
+ *   - Numbers: results are equal bit for bit (==) for every batch size, thread count, path and
+ *     instruction set. docs/numerics.md is the contract.
+ */
+#ifndef DSPARK_DSPARK_H
+#define DSPARK_DSPARK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define DSPARK_API
+#elif defined(DSPARK_BUILDING) || defined(__GNUC__)
+#define DSPARK_API __attribute__((visibility("default")))
+#else
+#define DSPARK_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSPARK_VERSION_MAJOR 0
+#define DSPARK_VERSION_MINOR 1
+#define DSPARK_VERSION_PATCH 0
+#define DSPARK_VERSION_STRING "0.1.0"
+
+/* The version of the library that is linked, for example "0.1.0". Static storage. */
+DSPARK_API const char *dspark_version(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * Status and errors
+ * --------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_status {
+    DSPARK_OK = 0,
+    DSPARK_EINVAL = -1,       /* an argument breaks the function's contract */
+    DSPARK_ENOMEM = -2,       /* memory could not be had */
+    DSPARK_EIO = -3,          /* the operating system refused a file operation */
+    DSPARK_EFORMAT = -4,      /* a file is broken: it is not what its format demands */
+    DSPARK_EMODEL = -5,       /* files are well formed, but config and tensors disagree */
+    DSPARK_EUNSUPPORTED = -6, /* understood, and not served by this library */
+    DSPARK_ERANGE = -7,       /* a position, slot or block lies outside its range */
+    DSPARK_ENOSPACE = -8,     /* a locked workspace is too small */
+    DSPARK_ENONFINITE = -9,   /* NaN or infinity where a number must be */
+    DSPARK_ECANCELLED = -10,  /* a progress callback asked to stop */
+    DSPARK_EINTERNAL = -11    /* a bug in this library */
+} dspark_status;
+
+/* What went wrong and where. Caller-owned; strings are always terminated. */
+typedef struct dspark_error {
+    dspark_status code;
+    char where[256];    /* file, tensor or field: "model.safetensors: layers.2.self_attn..." */
+    char message[512];  /* one sentence: what was expected and what was found */
+} dspark_error;
+
+/* The name of a code, for example "DSPARK_EMODEL". Static storage, never NULL. */
+DSPARK_API const char *dspark_status_name(dspark_status code);
+
+/* ------------------------------------------------------------------------------------------------
+ * Host hooks
+ * --------------------------------------------------------------------------------------------- */
+
+/* Memory. alloc returns `bytes` bytes aligned to `align` (a power of two, at most 4096) or NULL. */
+typedef struct dspark_allocator {
+    void *user;
+    void *(*alloc)(void *user, size_t bytes, size_t align);
+    void (*free)(void *user, void *ptr, size_t bytes);
+} dspark_allocator;
+
+/* Threads. run calls task(arg, i) once for every i in [0, n_tasks), on any threads, concurrently or
+ * in turn, and returns when all calls have returned. Task bodies never block on each other. */
+typedef struct dspark_parallel {
+    void *user;
+    void (*run)(void *user, void (*task)(void *arg, size_t i), void *arg, size_t n_tasks);
+} dspark_parallel;
+
+/* Progress of long work, called from the caller's thread. Non-zero cancels: DSPARK_ECANCELLED. */
+typedef int (*dspark_progress)(void *user, uint64_t done, uint64_t total);
+
+/* ------------------------------------------------------------------------------------------------
+ * Instruction sets
+ * --------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_isa {
+    DSPARK_ISA_AUTO = 0,       /* the best one this machine has */
+    DSPARK_ISA_REF = 1,        /* plain C, the specification of every other level */
+    DSPARK_ISA_AVX2 = 2,       /* AVX2 + FMA */
+    DSPARK_ISA_AVX512 = 3,     /* AVX-512 F, BW, DQ, VL */
+    DSPARK_ISA_AVX512BF16 = 4  /* the same + AVX512_BF16 */
+} dspark_isa;
+
+/* 1 when this machine (CPU and operating system) can run `isa`, else 0. */
+DSPARK_API int dspark_isa_available(dspark_isa isa);
+/* "ref", "avx2", "avx512", "avx512bf16"; "auto" for DSPARK_ISA_AUTO. Static storage. */
+DSPARK_API const char *dspark_isa_name(dspark_isa isa);
+/* The level that DSPARK_ISA_AUTO stands for on this machine. */
+DSPARK_API dspark_isa dspark_isa_best(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * Tensor files (safetensors)
+ * --------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_dtype {
+    DSPARK_DTYPE_NONE = 0,
+    DSPARK_BF16, DSPARK_F16, DSPARK_F32, DSPARK_F64,
+    DSPARK_F8_E4M3, DSPARK_F8_E5M2, DSPARK_F8_E8M0, DSPARK_F8_E4M3FNUZ, DSPARK_F8_E5M2FNUZ,
+    DSPARK_F4, DSPARK_F6_E2M3, DSPARK_F6_E3M2,
+    DSPARK_BOOL, DSPARK_U8, DSPARK_I8, DSPARK_U16, DSPARK_I16, DSPARK_U32, DSPARK_I32,
+    DSPARK_U64, DSPARK_I64, DSPARK_C64,
+    DSPARK_DTYPE_COUNT
+} dspark_dtype;
+
+/* The safetensors spelling ("BF16", "F8_E4M3", ...). Static storage; "?" for an unknown value. */
+DSPARK_API const char *dspark_dtype_name(dspark_dtype dtype);
+/* Bits per element (4, 6, 8, 16, 32, 64); 0 for an unknown value. */
+DSPARK_API unsigned dspark_dtype_bits(dspark_dtype dtype);
+
+#define DSPARK_MAX_RANK 8
+
+/* One tensor of an open file. `data` points into the mapping at ANY alignment: copy, never cast. */
+typedef struct dspark_tensor {
+    const char *name;
+    dspark_dtype dtype;
+    uint32_t rank;
+    uint64_t shape[DSPARK_MAX_RANK];
+    uint64_t n_elements;
+    uint64_t n_bytes;
+    const void *data;
+    const char *file; /* base name of the file that holds it */
+} dspark_tensor;
+
+typedef struct dspark_checkpoint dspark_checkpoint;
+
+/* Open a safetensors file, a directory with one, or a sharded directory with its index. Headers are
+ * read and checked whole, tensor data is mapped and not touched. The files must not be truncated
+ * while open. A directory's config.json is not read here. */
+DSPARK_API dspark_status dspark_checkpoint_open(dspark_checkpoint **out, const char *path,
+                                                dspark_error *err);
+DSPARK_API void dspark_checkpoint_close(dspark_checkpoint *ckpt);
+
+/* Tensors in file order (shard by shard, by offset). Valid until the checkpoint is closed. */
+DSPARK_API size_t dspark_checkpoint_tensor_count(const dspark_checkpoint *ckpt);
+DSPARK_API const dspark_tensor *dspark_checkpoint_tensor(const dspark_checkpoint *ckpt, size_t i);
+/* NULL when there is none of that name. */
+DSPARK_API const dspark_tensor *dspark_checkpoint_find(const dspark_checkpoint *ckpt,
+                                                       const char *name);
+/* Value of a __metadata__ key of the first file, or NULL. */
+DSPARK_API const char *dspark_checkpoint_metadata(const dspark_checkpoint *ckpt, const char *key);
+
+/* Writing. Declare every tensor, then give the data in order of declaration; nothing is visible
+ * under `path` until dspark_writer_commit, which syncs and renames. */
+typedef struct dspark_writer dspark_writer;
+
+DSPARK_API dspark_status dspark_writer_create(dspark_writer **out, const char *path,
+                                              dspark_error *err);
+/* Metadata and declarations come before the first dspark_writer_data. */
+DSPARK_API dspark_status dspark_writer_metadata(dspark_writer *w, const char *key,
+                                                const char *value, dspark_error *err);
+DSPARK_API dspark_status dspark_writer_declare(dspark_writer *w, const char *name,
+                                               dspark_dtype dtype, uint32_t rank,
+                                               const uint64_t *shape, dspark_error *err);
+/* The next `n_bytes` bytes of the data section; may be called many times per tensor. */
+DSPARK_API dspark_status dspark_writer_data(dspark_writer *w, const void *data, size_t n_bytes,
+                                            dspark_error *err);
+/* All declared bytes must have been given. Frees the writer also on failure. */
+DSPARK_API dspark_status dspark_writer_commit(dspark_writer *w, dspark_error *err);
+/* Throw the unfinished file away. Accepts NULL. */
+DSPARK_API void dspark_writer_abort(dspark_writer *w);
+
+/* ------------------------------------------------------------------------------------------------
+ * What a checkpoint is
+ * --------------------------------------------------------------------------------------------- */
+
+#define DSPARK_MAX_TAPS 64
+#define DSPARK_MAX_LAYERS 256
+
+typedef enum dspark_rope_type { DSPARK_ROPE_DEFAULT = 0, DSPARK_ROPE_YARN = 1 } dspark_rope_type;
+typedef enum dspark_markov_type {
+    DSPARK_MARKOV_NONE = 0, DSPARK_MARKOV_VANILLA, DSPARK_MARKOV_GATED, DSPARK_MARKOV_RNN
+} dspark_markov_type;
+
+/* config.json after all rules of docs/formats.md. Letters in brackets are the paper's. */
+typedef struct dspark_config {
+    uint32_t hidden_size;           /* [h] */
+    uint32_t intermediate_size;     /* [F] */
+    uint32_t n_layers;              /* [L] draft layers */
+    uint32_t n_heads;               /* [H] */
+    uint32_t q_lora_rank;           /* [Rq] */
+    uint32_t kv_lora_rank;          /* [C] width of the latent */
+    uint32_t qk_nope_head_dim;      /* [P] */
+    uint32_t qk_rope_head_dim;      /* [R] width of the rope key */
+    uint32_t v_head_dim;            /* [V] */
+    uint32_t vocab_size;
+    uint32_t n_taps;                /* [T] */
+    uint32_t tap_width;             /* width of one tap (target_hidden_size) */
+    uint32_t target_n_layers;       /* 0 when the config does not say */
+    int32_t tap_layers[DSPARK_MAX_TAPS]; /* 0-based, ascending: the stream after that layer */
+    uint32_t block_size;            /* [N] drafted tokens per block */
+    uint32_t markov_rank;           /* [r] */
+    dspark_markov_type markov_type;
+    uint32_t mask_token_id;
+    uint64_t max_positions;         /* positions are 0 .. max_positions-1 */
+    int fc_norm;                    /* per-tap RMSNorm before context_proj */
+    int causal;                     /* 1: causal inside the block */
+    int confidence_head;
+    int confidence_with_markov;
+    float rms_norm_eps;
+    float logit_scale;
+    dspark_rope_type rope_type;
+    double rope_theta;
+    double rope_factor;             /* YaRN only, as are the following */
+    double rope_beta_fast, rope_beta_slow;
+    double rope_mscale, rope_mscale_all_dim;
+    double rope_extrapolation_factor, rope_attn_factor;
+    uint64_t rope_original_max_positions;
+} dspark_config;
+
+typedef enum dspark_verdict {
+    DSPARK_USABLE = 0,       /* everything this library needs is there and right */
+    DSPARK_RECOGNISED = 1,   /* known, and not usable here: see reason */
+    DSPARK_BROKEN = 3        /* a file is broken, or tensors and config disagree */
+} dspark_verdict;
+
+typedef struct dspark_inspection dspark_inspection;
+
+typedef struct dspark_inspect_opts {
+    size_t struct_size;
+    int deep;                 /* read all tensor data: non-finite values, zero rows, ranges */
+    dspark_progress progress; /* bytes, when deep */
+    void *progress_user;
+} dspark_inspect_opts;
+DSPARK_API void dspark_inspect_opts_init(dspark_inspect_opts *opts);
+
+/* Look at a directory (or file) and say what it is and is not. Reads headers and config.json only,
+ * unless deep. Succeeds also for foreign and broken checkpoints: the verdict is in the inspection.
+ * Fails only for DSPARK_EINVAL, DSPARK_ENOMEM, DSPARK_ECANCELLED. */
+DSPARK_API dspark_status dspark_inspect(dspark_inspection **out, const char *path,
+                                        const dspark_inspect_opts *opts, dspark_error *err);
+DSPARK_API void dspark_inspection_free(dspark_inspection *in);
+
+DSPARK_API dspark_verdict dspark_inspection_verdict(const dspark_inspection *in);
+/* A JSON document with everything that is known; docs/formats.md lists the keys. Owned by `in`. */
+DSPARK_API const char *dspark_inspection_json(const dspark_inspection *in);
+
+/* ------------------------------------------------------------------------------------------------
+ * Model
+ * --------------------------------------------------------------------------------------------- */
+
+/* Parts of the weights that are packed at opening. Only what is asked for becomes resident. */
+#define DSPARK_PART_CONTEXT 1u /* fc_norm, context_proj, context_norm, kv_a of every layer */
+#define DSPARK_PART_Q_A 2u     /* q_a of every layer: only DSPARK_PATH_FULL needs it */
+
+typedef struct dspark_model dspark_model;
+
+typedef struct dspark_model_opts {
+    size_t struct_size;
+    uint32_t parts;             /* 0 = DSPARK_PART_CONTEXT */
+    uint32_t n_threads;         /* for packing; 0 = all */
+    const dspark_allocator *allocator;
+    dspark_progress progress;   /* bytes packed */
+    void *progress_user;
+} dspark_model_opts;
+DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
+
+/* Open a checkpoint directory: config, exact roster, packing of the parts asked for. */
+DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
+                                           const dspark_model_opts *opts, dspark_error *err);
+DSPARK_API void dspark_model_close(dspark_model *model);
+DSPARK_API const dspark_config *dspark_model_config(const dspark_model *model);
+/* The width of one cache entry in elements: kv_lora_rank + qk_rope_head_dim. */
+DSPARK_API uint32_t dspark_model_entry_width(const dspark_model *model);
+/* Bytes of packed weights that the model holds. */
+DSPARK_API uint64_t dspark_model_resident_bytes(const dspark_model *model);
+/* 32 hex digits over config and the data of the context tensors (XXH3-128; docs/formats.md). */
+DSPARK_API const char *dspark_model_fingerprint(const dspark_model *model);
+
+/* ------------------------------------------------------------------------------------------------
+ * Latent cache
+ * --------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_cache_dtype {
+    DSPARK_CACHE_BF16 = 0,       /* entry_width * 2 bytes, raw */
+    DSPARK_CACHE_FP8_E4M3 = 1,   /* entry_width bytes: e4m3(x / scale), saturating at 448 */
+    DSPARK_CACHE_FP8_E5M2 = 2,   /* entry_width bytes: e5m2(x / scale), saturating at 57344 */
+    DSPARK_CACHE_FP8_DS_MLA = 3  /* 656 bytes: 512 e4m3 in 4 tiles, 4 f32 scales, 64 bf16 */
+} dspark_cache_dtype;
+
+/* How the tile scale of DSPARK_CACHE_FP8_DS_MLA is made from a tile's largest magnitude. */
+typedef enum dspark_tile_scale {
+    DSPARK_TILE_SCALE_POW2 = 0,  /* max(amax / 448, 1e-4), rounded up to a power of two */
+    DSPARK_TILE_SCALE_EXACT = 1  /* max(amax / 448, FLT_MIN) */
+} dspark_tile_scale;
+
+/* Bytes of one entry, or 0 when the dtype does not fit the widths (fp8_ds_mla needs 512 and 64). */
+DSPARK_API size_t dspark_cache_entry_bytes(dspark_cache_dtype dtype, uint32_t kv_lora_rank,
+                                           uint32_t qk_rope_head_dim);
+/* "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla". Static storage. */
+DSPARK_API const char *dspark_cache_dtype_name(dspark_cache_dtype dtype);
+
+/* A paged cache in memory that the caller owns. Entry of slot s in layer l, at any alignment:
+ *   layers[l] + (s / block_size) * block_stride + (s % block_size) * entry_stride
+ * Nothing outside the entries is ever written. */
+typedef struct dspark_cache_view {
+    size_t struct_size;
+    uint32_t n_layers;
+    void *const *layers;       /* [n_layers] base pointers; NULL: this layer is skipped */
+    uint64_t n_blocks;         /* blocks in each layer: slots are < n_blocks * block_size */
+    uint32_t block_size;       /* entries in a block */
+    size_t block_stride;       /* bytes; 0 = block_size * entry_stride */
+    size_t entry_stride;       /* bytes; 0 = entry bytes */
+    dspark_cache_dtype dtype;
+    dspark_tile_scale tile_scale;
+    const float *scales;       /* [n_layers] for the plain fp8 dtypes; NULL = 1.0. Others ignore it */
+} dspark_cache_view;
+DSPARK_API void dspark_cache_view_init(dspark_cache_view *view);
+
+/* A cache that owns its memory (one allocation, zeroed, no padding between entries). */
+typedef struct dspark_cache dspark_cache;
+DSPARK_API dspark_status dspark_cache_create(dspark_cache **out, const dspark_model *model,
+                                             dspark_cache_dtype dtype, uint32_t block_size,
+                                             uint64_t n_blocks, const dspark_allocator *allocator,
+                                             dspark_error *err);
+DSPARK_API void dspark_cache_free(dspark_cache *cache);
+/* The view of an owned cache; valid until it is freed. Its scales and tile_scale may be set in a
+ * copy of the view. */
+DSPARK_API const dspark_cache_view *dspark_cache_get_view(const dspark_cache *cache);
+/* Bytes that dspark_cache_create allocates for entries; 0 when the size overflows or does not fit. */
+DSPARK_API uint64_t dspark_cache_bytes(const dspark_config *config, dspark_cache_dtype dtype,
+                                       uint32_t block_size, uint64_t n_blocks);
+
+/* Slots of positions through a sequence's block table:
+ *   slots[i] = block_table[positions[i] / block_size] * block_size + positions[i] % block_size.
+ * A negative block id gives slot -1; with null_block >= 0, that block id does so too.
+ * DSPARK_ERANGE when a position is negative or beyond the table. */
+DSPARK_API dspark_status dspark_slots_from_blocks(const int32_t *block_table, size_t n_table,
+                                                  uint32_t block_size, int32_t null_block,
+                                                  const int64_t *positions, size_t n,
+                                                  int64_t *slots, dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
+ * Context KV
+ * --------------------------------------------------------------------------------------------- */
+
+/* Three ways to the same bits. */
+typedef enum dspark_path {
+    DSPARK_PATH_ONEPASS = 0,   /* one merged linear over all layers, norm, RoPE and write per tile */
+    DSPARK_PATH_PER_LAYER = 1, /* one 576-row linear after the other */
+    DSPARK_PATH_FULL = 2       /* 2112-row Q+KV linears, Q thrown away: what the one pass replaces */
+} dspark_path;
+
+typedef struct dspark_context_opts {
+    size_t struct_size;
+    dspark_isa isa;               /* DSPARK_EUNSUPPORTED when this machine lacks it */
+    uint32_t n_threads;           /* 0 = all processors this process may use */
+    const dspark_parallel *parallel; /* NULL = an own pool of n_threads - 1 threads */
+    const dspark_allocator *allocator;
+    dspark_path path;
+    uint32_t max_tokens;          /* rows per chunk; longer batches are cut; 0 = 512 */
+    uint64_t workspace_limit;     /* bytes; 0 = none. Lowers max_tokens until the plan fits */
+} dspark_context_opts;
+DSPARK_API void dspark_context_opts_init(dspark_context_opts *opts);
+
+/* Bytes of workspace that a context with these options takes, and the rows per chunk it will use.
+ * A pure function: same input, same answer, on every machine (n_threads must then be given).
+ * DSPARK_ENOSPACE when even one row does not fit workspace_limit. */
+typedef struct dspark_context_plan {
+    uint64_t workspace_bytes;
+    uint32_t max_tokens;
+    uint32_t n_threads;
+} dspark_context_plan;
+DSPARK_API dspark_status dspark_plan_context(const dspark_config *config,
+                                             const dspark_context_opts *opts,
+                                             dspark_context_plan *plan, dspark_error *err);
+
+typedef struct dspark_context dspark_context;
+
+/* Everything is allocated here; dspark_context_run and its kin allocate nothing. The model must
+ * outlive the context. */
+DSPARK_API dspark_status dspark_context_create(dspark_context **out, const dspark_model *model,
+                                               const dspark_context_opts *opts, dspark_error *err);
+DSPARK_API void dspark_context_free(dspark_context *ctx);
+/* The level, thread count and chunk size in use. */
+DSPARK_API dspark_isa dspark_context_isa(const dspark_context *ctx);
+DSPARK_API dspark_context_plan dspark_context_get_plan(const dspark_context *ctx);
+
+/* Rows of one call; they may belong to any number of sequences. Exactly one of taps and states. */
+typedef struct dspark_batch {
+    size_t struct_size;
+    size_t n_tokens;
+    const void *taps;             /* [n, T * tap_width] bf16, any alignment */
+    size_t taps_stride;           /* bytes between rows; 0 = dense */
+    const void *states;           /* [n, h] bf16: rows already projected and normed */
+    size_t states_stride;         /* bytes between rows; 0 = dense */
+    const int64_t *positions;     /* [n] */
+    const int64_t *slots;         /* [n] for all layers, or NULL */
+    const int64_t *const *layer_slots; /* or: [n_layers] of [n]; a NULL entry skips that layer */
+} dspark_batch;
+DSPARK_API void dspark_batch_init(dspark_batch *batch);
+
+/* What a run did. Filled also on failure. */
+typedef struct dspark_run_info {
+    size_t n_rows;         /* rows of this call whose entries are complete in the cache */
+    size_t n_written;      /* entries written, over all layers */
+    size_t n_skipped;      /* rows with a negative slot (or no mapping) in every layer */
+    int64_t max_position;  /* largest position of a written row, -1 for none */
+} dspark_run_info;
+
+/* Hidden states to cache entries of every layer, in one pass.
+ * A row whose slot is negative in a layer leaves that layer untouched; a row that is negative
+ * everywhere is not read at all (neither its taps nor its position). Everything about all rows is
+ * checked before the first write: DSPARK_ERANGE (position, slot), DSPARK_EINVAL, and
+ * DSPARK_ENONFINITE when taps or states hold NaN or infinity. An entry that overflows in the
+ * arithmetic is never written: the run finishes its chunk, stops with DSPARK_ENONFINITE naming the
+ * first row and layer, and info->n_rows says how many rows before that chunk are complete.
+ * When two rows name one slot of a layer, the later row wins.
+ * info may be NULL. Allocates nothing. */
+DSPARK_API dspark_status dspark_context_run(dspark_context *ctx, const dspark_batch *batch,
+                                            const dspark_cache_view *cache,
+                                            dspark_run_info *info, dspark_error *err);
+
+/* The first half alone: taps -> states, [n, h] bf16 dense. Needs batch->taps; positions and slots
+ * are not read. */
+DSPARK_API dspark_status dspark_context_states(dspark_context *ctx, const dspark_batch *batch,
+                                               void *states, dspark_error *err);
+
+/* The same mathematics in fp64 without any rounding in between, from the checkpoint's own bytes:
+ * entries [n_layers][n][entry_width] (latent | rope key). The angle keeps its fp32 product, which
+ * is part of the model's definition. Slow; for `compare`. */
+DSPARK_API dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_batch *batch,
+                                             double *entries, dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
+ * Synthetic checkpoints and dumps
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_synth_opts {
+    size_t struct_size;
+    const char *preset;          /* kimi-k3 | kimi-k3-block5 | kimi-k3.1-pro | lightseek | tiny */
+    const char *const *settings; /* [n_settings] "key=value": config keys, value in JSON */
+    size_t n_settings;
+    uint64_t seed;
+    uint64_t shard_bytes;        /* 0 = one file; else a shard is closed when it would grow over */
+    int context_only;            /* only the tensors context KV needs; config.json says so */
+    dspark_progress progress;    /* bytes */
+    void *progress_user;
+} dspark_synth_opts;
+DSPARK_API void dspark_synth_opts_init(dspark_synth_opts *opts);
+
+/* Write dir/config.json and dir/model*.safetensors. The directory is made if it is missing; files
+ * of a former checkpoint in it are refused. Same options, same bytes (docs/formats.md). */
+DSPARK_API dspark_status dspark_synth_checkpoint(const char *dir, const dspark_synth_opts *opts,
+                                                 dspark_error *err);
+/* A hidden-state dump in the extraction format for the checkpoint at `ckpt`: token_ids [n] I64,
+ * hidden_states [n, T+1, tap_width] BF16. */
+DSPARK_API dspark_status dspark_synth_dump(const char *file, const char *ckpt, uint64_t n_tokens,
+                                           uint64_t seed, dspark_progress progress,
+                                           void *progress_user, dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
+ * Measuring
+ * --------------------------------------------------------------------------------------------- */
+
+/* 128-bit XXH3 digest of bytes as 32 hex digits; for stage digests. hex holds 33 chars. */
+DSPARK_API void dspark_digest(const void *data, size_t n_bytes, char hex[33]);
+
+/* Register-only peak of the dot-product instruction of `isa` on n_threads, GFLOP/s, and read
+ * bandwidth over a buffer, GB/s. Both take about `seconds`. The limits that bench prints. */
+DSPARK_API dspark_status dspark_probe_compute(dspark_isa isa, uint32_t n_threads, double seconds,
+                                              double *gflops, dspark_error *err);
+DSPARK_API dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n_bytes,
+                                           double seconds, double *gbytes_per_s,
+                                           dspark_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DSPARK_DSPARK_H */

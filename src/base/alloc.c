@@ -1,0 +1,51 @@
+/* Memory. Owns the built-in allocator: aligned blocks of the C library, the large ones placed and
+ * advised for transparent huge pages, because packed weights are streamed end to end. */
+#include "base/alloc.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
+#define HUGE_FROM ((size_t)4 << 20)
+
+static void *default_alloc(void *user, size_t bytes, size_t align)
+{
+    void *ptr = NULL;
+    (void)user;
+    if (align < sizeof(void *)) align = sizeof(void *);
+    if (bytes >= HUGE_FROM && align < HUGE_PAGE) align = HUGE_PAGE;
+    if (posix_memalign(&ptr, align, bytes) != 0) return NULL;
+#if defined(MADV_HUGEPAGE)
+    /* Advice: a system without huge pages refuses, and the memory is good all the same. */
+    if (bytes >= HUGE_FROM) (void)madvise(ptr, bytes & ~(HUGE_PAGE - 1), MADV_HUGEPAGE);
+#endif
+    return ptr;
+}
+
+static void default_free(void *user, void *ptr, size_t bytes)
+{
+    (void)user;
+    (void)bytes;
+    free(ptr);
+}
+
+dspark_allocator dspark__allocator_or_default(const dspark_allocator *a)
+{
+    /* A pair with a hole in it would free with the wrong hand: take none of it. */
+    if (a && a->alloc && a->free) return *a;
+    return (dspark_allocator){NULL, default_alloc, default_free};
+}
+
+void *dspark__alloc(const dspark_allocator *a, size_t bytes, size_t align)
+{
+    if (bytes == 0) return NULL;
+    dspark_allocator use = dspark__allocator_or_default(a);
+    return use.alloc(use.user, bytes, align);
+}
+
+void dspark__free(const dspark_allocator *a, void *ptr, size_t bytes)
+{
+    if (!ptr) return;
+    dspark_allocator use = dspark__allocator_or_default(a);
+    use.free(use.user, ptr, bytes);
+}

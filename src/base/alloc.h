@@ -1,0 +1,15 @@
+/* Memory through the host's allocator or the C library's. */
+#ifndef DSPARK_BASE_ALLOC_H
+#define DSPARK_BASE_ALLOC_H
+
+#include "dspark/dspark.h"
+
+/* The allocator to use for `a`: *a itself, or the built-in one when a is NULL. */
+dspark_allocator dspark__allocator_or_default(const dspark_allocator *a);
+
+/* `bytes` bytes aligned to `align`; NULL on failure and for bytes == 0. Large blocks of the
+ * built-in allocator ask for transparent huge pages. Memory is not cleared. */
+void *dspark__alloc(const dspark_allocator *a, size_t bytes, size_t align);
+void dspark__free(const dspark_allocator *a, void *ptr, size_t bytes);
+
+#endif

@@ -1,0 +1,28 @@
+/* An open checkpoint: one safetensors file or the shards of an index, mapped, headers checked
+ * whole. Knows names, dtypes, shapes and bytes; knows nothing of models. */
+#ifndef DSPARK_CKPT_CHECKPOINT_H
+#define DSPARK_CKPT_CHECKPOINT_H
+
+#include "dspark/dspark.h"
+
+dspark_status dspark__checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err);
+void dspark__checkpoint_close(dspark_checkpoint *c);
+size_t dspark__checkpoint_count(const dspark_checkpoint *c);
+const dspark_tensor *dspark__checkpoint_at(const dspark_checkpoint *c, size_t i);
+const dspark_tensor *dspark__checkpoint_find(const dspark_checkpoint *c, const char *name);
+const char *dspark__checkpoint_metadata(const dspark_checkpoint *c, const char *key);
+
+/* Files of the checkpoint, in order: base name and size. */
+size_t dspark__checkpoint_file_count(const dspark_checkpoint *c);
+const char *dspark__checkpoint_file_name(const dspark_checkpoint *c, size_t i);
+uint64_t dspark__checkpoint_file_bytes(const dspark_checkpoint *c, size_t i);
+
+/* Is the mapped range of `t` still backed by its file (fstat)? DSPARK_EIO naming both sizes when
+ * the file has shrunk since opening. Call before reading much. */
+dspark_status dspark__checkpoint_verify(const dspark_checkpoint *c, const dspark_tensor *t,
+                                        dspark_error *err);
+/* Tell the system that [offset, offset + n) of `t` has been read and need not stay resident. */
+void dspark__checkpoint_drop(const dspark_checkpoint *c, const dspark_tensor *t, uint64_t offset,
+                             uint64_t n);
+
+#endif

@@ -1,0 +1,492 @@
+/* See synth.h. A checkpoint is written into a staging directory inside the target directory (so that
+ * renames stay within one file system) and moved out at the end, config.json last: without it nothing
+ * takes the directory for a checkpoint. */
+#include "ckpt/synth.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/status.h"
+#include "ckpt/config.h"
+#include "ckpt/roster.h"
+#include "ckpt/synth_preset.h"
+#include "ckpt/synth_values.h"
+#include "ckpt/writer.h"
+
+#define BUFFER_VALUES (1u << 21) /* 4 MiB: enough per write, and a progress report every few ms */
+
+/* ------------------------------------------------------------------------------------------------
+ * Filling: one buffer, and the caller's progress
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct filler {
+    uint16_t *buffer; /* [BUFFER_VALUES] */
+    dspark_progress progress;
+    void *progress_user;
+    uint64_t done, total; /* bytes */
+} filler;
+
+static dspark_status filler_init(filler *f, uint64_t total, dspark_progress progress, void *user,
+                                 dspark_error *err)
+{
+    memset(f, 0, sizeof *f);
+    f->progress = progress;
+    f->progress_user = user;
+    f->total = total;
+    f->buffer = dspark__alloc(NULL, BUFFER_VALUES * sizeof *f->buffer, 64);
+    if (!f->buffer)
+        return dspark__fail_nomem(err, "the write buffer", BUFFER_VALUES * sizeof *f->buffer);
+    return DSPARK_OK;
+}
+
+static void filler_free(filler *f)
+{
+    if (f->buffer) dspark__free(NULL, f->buffer, BUFFER_VALUES * sizeof *f->buffer);
+    f->buffer = NULL;
+}
+
+/* Hand n_bytes of the buffer to the writer and tell the caller. */
+static dspark_status filler_flush(filler *f, dspark_writer *w, size_t n_bytes, const char *name,
+                                  dspark_error *err)
+{
+    dspark_status st = dspark__writer_data(w, f->buffer, n_bytes, err);
+    if (st != DSPARK_OK) return st;
+    f->done += n_bytes;
+    if (f->progress && f->progress(f->progress_user, f->done, f->total) != 0)
+        return dspark__fail(err, DSPARK_ECANCELLED, name,
+                            "cancelled after %" PRIu64 " of %" PRIu64 " bytes", f->done, f->total);
+    return DSPARK_OK;
+}
+
+static dspark_status fill_tensor(filler *f, dspark_writer *w, const char *name, uint64_t n_values,
+                                 uint64_t last_axis, uint64_t seed, dspark_error *err)
+{
+    dspark__synth_stream stream;
+    dspark__synth_stream_init(&stream, name, last_axis, seed);
+    for (uint64_t i = 0; i < n_values;) {
+        size_t n = n_values - i < BUFFER_VALUES ? (size_t)(n_values - i) : BUFFER_VALUES;
+        dspark_status st;
+        dspark__synth_fill(&stream, i, n, f->buffer);
+        if ((st = filler_flush(f, w, n * sizeof *f->buffer, name, err)) != DSPARK_OK) return st;
+        i += n;
+    }
+    return DSPARK_OK;
+}
+
+static dspark_status fill_token_ids(filler *f, dspark_writer *w, uint64_t n_tokens, uint32_t vocab,
+                                    uint64_t seed, dspark_error *err)
+{
+    const size_t most = BUFFER_VALUES * sizeof *f->buffer / sizeof(int64_t);
+    dspark__synth_stream stream;
+    dspark__synth_stream_init(&stream, "token_ids", 1, seed);
+    for (uint64_t i = 0; i < n_tokens;) {
+        size_t n = n_tokens - i < most ? (size_t)(n_tokens - i) : most;
+        dspark_status st;
+        for (size_t j = 0; j < n; j++) {
+            int64_t id = (int64_t)dspark__synth_token(&stream, i + j, vocab);
+            memcpy((unsigned char *)f->buffer + j * sizeof id, &id, sizeof id);
+        }
+        if ((st = filler_flush(f, w, n * sizeof(int64_t), "token_ids", err)) != DSPARK_OK)
+            return st;
+        i += n;
+    }
+    return DSPARK_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * The staging directory
+ * --------------------------------------------------------------------------------------------- */
+
+#define FILE_NAME_BYTES 64
+
+typedef struct stage {
+    const char *dir;
+    char *tmp;       /* dir/.synth-XXXXXX; NULL until made */
+    int made_dir;    /* dir did not exist before */
+    char (*names)[FILE_NAME_BYTES]; /* files in tmp, in the order they are to appear */
+    size_t n_names, n_moved;
+} stage;
+
+static char *join_path(const char *dir, const char *name)
+{
+    size_t n = strlen(dir), m = strlen(name);
+    char *path = malloc(n + m + 2);
+    if (!path) return NULL;
+    memcpy(path, dir, n);
+    path[n] = '/';
+    memcpy(path + n + 1, name, m + 1);
+    return path;
+}
+
+static dspark_status fail_os(dspark_error *err, const char *path, const char *what)
+{
+    return dspark__fail(err, DSPARK_EIO, path, "cannot %s: %s", what, strerror(errno));
+}
+
+static int is_checkpoint_file(const char *name)
+{
+    static const char tensors[] = ".safetensors", index[] = ".safetensors.index.json";
+    size_t n = strlen(name);
+    if (strcmp(name, "config.json") == 0) return 1;
+    if (n >= sizeof tensors - 1 && strcmp(name + n - (sizeof tensors - 1), tensors) == 0) return 1;
+    return n >= sizeof index - 1 && strcmp(name + n - (sizeof index - 1), index) == 0;
+}
+
+/* DSPARK_EINVAL when `dir` holds a file of a checkpoint. */
+static dspark_status refuse_used_dir(const char *dir, dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    const struct dirent *e;
+    DIR *d = opendir(dir);
+    if (!d) return fail_os(err, dir, "read the directory");
+    while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL) {
+        if (is_checkpoint_file(e->d_name))
+            st = dspark__fail(err, DSPARK_EINVAL, dir,
+                              "the directory must hold no checkpoint yet, found %s", e->d_name);
+    }
+    if (st == DSPARK_OK && errno != 0) st = fail_os(err, dir, "read the directory");
+    closedir(d);
+    return st;
+}
+
+static dspark_status stage_open(stage *s, const char *dir, size_t max_names, dspark_error *err)
+{
+    char *tmp;
+    dspark_status st;
+
+    memset(s, 0, sizeof *s);
+    s->dir = dir;
+    s->names = calloc(max_names, sizeof *s->names);
+    if (!s->names) return dspark__fail_nomem(err, "file names", max_names * sizeof *s->names);
+    if (mkdir(dir, 0777) == 0)
+        s->made_dir = 1;
+    else if (errno != EEXIST)
+        return fail_os(err, dir, "make the directory");
+    if ((st = refuse_used_dir(dir, err)) != DSPARK_OK) return st;
+    tmp = join_path(dir, ".synth-XXXXXX");
+    if (!tmp) return dspark__fail_nomem(err, "a path", strlen(dir));
+    if (!mkdtemp(tmp)) {
+        st = fail_os(err, tmp, "make a directory for unfinished files");
+        free(tmp);
+        return st;
+    }
+    s->tmp = tmp;
+    return DSPARK_OK;
+}
+
+/* The path in the staging directory of a new file; free() it. */
+static char *stage_add(stage *s, const char *name)
+{
+    char *path = join_path(s->tmp, name);
+    if (path) snprintf(s->names[s->n_names++], FILE_NAME_BYTES, "%s", name);
+    return path;
+}
+
+static dspark_status stage_write(stage *s, const char *name, const char *text, size_t n,
+                                 dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    int fd = -1;
+    char *path = stage_add(s, name);
+    if (!path) return dspark__fail_nomem(err, "a path", strlen(name));
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        st = fail_os(err, path, "create the file");
+        goto done;
+    }
+    while (n > 0) {
+        ssize_t got = write(fd, text, n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            st = fail_os(err, path, "write the file");
+            goto done;
+        }
+        text += got;
+        n -= (size_t)got;
+    }
+    if (fsync(fd) != 0) st = fail_os(err, path, "write the file");
+done:
+    if (fd >= 0 && close(fd) != 0 && st == DSPARK_OK) st = fail_os(err, path, "write the file");
+    free(path);
+    return st;
+}
+
+/* Move all files out, in order. */
+static dspark_status stage_publish(stage *s, dspark_error *err)
+{
+    dspark_status st = refuse_used_dir(s->dir, err);
+    int fd;
+    for (size_t i = 0; st == DSPARK_OK && i < s->n_names; i++) {
+        char *from = join_path(s->tmp, s->names[i]), *to = join_path(s->dir, s->names[i]);
+        if (!from || !to)
+            st = dspark__fail_nomem(err, "a path", strlen(s->dir));
+        else if (rename(from, to) != 0)
+            st = fail_os(err, to, "rename the finished file");
+        else
+            s->n_moved = i + 1;
+        free(from);
+        free(to);
+    }
+    if (st != DSPARK_OK) return st;
+    fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd); /* some file systems cannot; the files themselves are synced */
+        close(fd);
+    }
+    return DSPARK_OK;
+}
+
+/* Take away what is not meant to stay: on failure that is everything. Allocates nothing, so that it
+ * works when memory is what ran out. */
+static void stage_close(stage *s, int failed)
+{
+    if (s->tmp) {
+        int dir = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int tmp = open(s->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        for (size_t i = 0; i < s->n_names; i++) {
+            if (i >= s->n_moved)
+                unlinkat(tmp, s->names[i], 0);
+            else if (failed)
+                unlinkat(dir, s->names[i], 0);
+        }
+        if (tmp >= 0) close(tmp);
+        if (dir >= 0) close(dir);
+        rmdir(s->tmp);
+    }
+    if (failed && s->made_dir) rmdir(s->dir);
+    free(s->tmp);
+    free(s->names);
+    memset(s, 0, sizeof *s);
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Checkpoints
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct plan {
+    dspark__roster_entry *entries;
+    uint64_t *bytes;  /* [n_entries] */
+    uint32_t *shard;  /* [n_entries] */
+    size_t n_entries;
+    uint32_t n_shards;
+    uint64_t total; /* bytes of all tensors */
+} plan;
+
+static void plan_free(plan *p)
+{
+    free(p->entries);
+    free(p->bytes);
+    free(p->shard);
+    memset(p, 0, sizeof *p);
+}
+
+static int entry_bytes(const dspark__roster_entry *e, uint64_t *bytes)
+{
+    *bytes = 2;
+    for (uint32_t i = 0; i < e->rank; i++)
+        if (!dspark__mul_u64(*bytes, e->shape[i], bytes)) return 0;
+    return 1;
+}
+
+static dspark_status plan_make(plan *p, const dspark_config *c, int context_only, int embed_tokens,
+                               uint64_t shard_bytes, dspark_error *err)
+{
+    uint64_t in_shard = 0;
+    size_t n = 0;
+    dspark_status st;
+
+    memset(p, 0, sizeof *p);
+    if ((st = dspark__roster_make(&p->entries, &p->n_entries, c, context_only, err)) != DSPARK_OK)
+        return st;
+    for (size_t i = 0; i < p->n_entries; i++) { /* keep what this checkpoint carries */
+        const char *name = p->entries[i].name;
+        if (strcmp(name, "lm_head.weight") == 0) continue;
+        if (strcmp(name, "embed_tokens.weight") == 0 && !embed_tokens) continue;
+        if (n != i) p->entries[n] = p->entries[i];
+        n++;
+    }
+    p->n_entries = n;
+    p->bytes = calloc(n + 1, sizeof *p->bytes);
+    p->shard = calloc(n + 1, sizeof *p->shard);
+    if (!p->bytes || !p->shard) return dspark__fail_nomem(err, "the plan of shards", n * 12);
+    for (size_t i = 0; i < n; i++) {
+        if (!entry_bytes(&p->entries[i], &p->bytes[i]) ||
+            !dspark__add_u64(p->total, p->bytes[i], &p->total) || p->total > INT64_MAX)
+            return dspark__fail(err, DSPARK_EMODEL, p->entries[i].name,
+                                "the checkpoint would be larger than a file can be");
+        if (shard_bytes > 0 && in_shard > 0 &&
+            (in_shard > shard_bytes || p->bytes[i] > shard_bytes - in_shard)) {
+            p->n_shards++;
+            in_shard = 0;
+        }
+        p->shard[i] = p->n_shards;
+        in_shard += p->bytes[i];
+    }
+    p->n_shards++;
+    return DSPARK_OK;
+}
+
+static void shard_name(char name[FILE_NAME_BYTES], uint32_t shard, uint32_t n_shards)
+{
+    if (n_shards == 1)
+        snprintf(name, FILE_NAME_BYTES, "model.safetensors");
+    else
+        snprintf(name, FILE_NAME_BYTES, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                 shard + 1, n_shards);
+}
+
+static dspark_status write_shard(stage *s, const plan *p, uint32_t shard, uint64_t seed, filler *f,
+                                 dspark_error *err)
+{
+    char name[FILE_NAME_BYTES], number[24];
+    dspark_writer *w = NULL;
+    dspark_status st;
+    char *path;
+
+    shard_name(name, shard, p->n_shards);
+    snprintf(number, sizeof number, "%" PRIu64, seed);
+    if (!(path = stage_add(s, name))) return dspark__fail_nomem(err, "a path", strlen(s->tmp));
+    if ((st = dspark__writer_create(&w, path, err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__writer_metadata(w, "format", "pt", err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__writer_metadata(w, "generator", "dspark synth 1", err)) != DSPARK_OK)
+        goto fail;
+    if ((st = dspark__writer_metadata(w, "seed", number, err)) != DSPARK_OK) goto fail;
+    for (size_t i = 0; i < p->n_entries; i++) {
+        const dspark__roster_entry *e = &p->entries[i];
+        if (p->shard[i] != shard) continue;
+        st = dspark__writer_declare(w, e->name, DSPARK_BF16, e->rank, e->shape, err);
+        if (st != DSPARK_OK) goto fail;
+    }
+    for (size_t i = 0; i < p->n_entries; i++) {
+        const dspark__roster_entry *e = &p->entries[i];
+        if (p->shard[i] != shard) continue;
+        st = fill_tensor(f, w, e->name, p->bytes[i] / 2, e->shape[e->rank - 1], seed, err);
+        if (st != DSPARK_OK) goto fail;
+    }
+    st = dspark__writer_commit(w, err);
+    free(path);
+    return st;
+fail:
+    dspark__writer_abort(w);
+    free(path);
+    return st;
+}
+
+static dspark_status write_index(stage *s, const plan *p, dspark_error *err)
+{
+    dspark_status st = DSPARK_ENOMEM;
+    json_t *map = json_object(), *root = NULL;
+    char *text = NULL;
+    int bad = !map;
+
+    for (size_t i = 0; i < p->n_entries && !bad; i++) {
+        char name[FILE_NAME_BYTES];
+        shard_name(name, p->shard[i], p->n_shards);
+        bad = json_object_set_new(map, p->entries[i].name, json_string(name)) != 0;
+    }
+    if (!bad)
+        root = json_pack("{s{sI}sO}", "metadata", "total_size", (json_int_t)p->total, "weight_map",
+                         map);
+    if (root) text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS);
+    if (text)
+        st = stage_write(s, "model.safetensors.index.json", text, strlen(text), err);
+    else
+        dspark__fail_nomem(err, "the index", p->n_entries * sizeof *p->entries);
+    free(text);
+    json_decref(root);
+    json_decref(map);
+    return st;
+}
+
+dspark_status dspark__synth_checkpoint(const char *dir, const dspark_synth_opts *opts,
+                                       dspark_error *err)
+{
+    dspark__synth_config config = {0};
+    dspark__config_doc *doc = NULL;
+    plan p = {0};
+    stage s = {0};
+    filler f = {0};
+    dspark_status st;
+
+    if (!*dir) return dspark__fail(err, DSPARK_EINVAL, "dir", "a directory is needed");
+    /* All that can be known beforehand comes before the first touch of the disk. */
+    if ((st = dspark__synth_config_make(&config, opts, err)) != DSPARK_OK) goto fail;
+    st = dspark__config_parse(&doc, config.text, config.n_bytes, "synthetic config.json", err);
+    if (st != DSPARK_OK) goto fail;
+    st = plan_make(&p, &doc->config, opts->context_only, config.embed_tokens, opts->shard_bytes,
+                   err);
+    if (st != DSPARK_OK) goto fail;
+    st = filler_init(&f, p.total, opts->progress, opts->progress_user, err);
+    if (st != DSPARK_OK) goto fail;
+
+    if ((st = stage_open(&s, dir, (size_t)p.n_shards + 2, err)) != DSPARK_OK) goto fail;
+    for (uint32_t i = 0; i < p.n_shards; i++)
+        if ((st = write_shard(&s, &p, i, opts->seed, &f, err)) != DSPARK_OK) goto fail;
+    if (p.n_shards > 1 && (st = write_index(&s, &p, err)) != DSPARK_OK) goto fail;
+    st = stage_write(&s, "config.json", config.text, config.n_bytes, err);
+    if (st != DSPARK_OK) goto fail;
+    st = stage_publish(&s, err);
+fail:
+    stage_close(&s, st != DSPARK_OK);
+    filler_free(&f);
+    plan_free(&p);
+    dspark__config_free(doc);
+    dspark__synth_config_free(&config);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * Dumps
+ * --------------------------------------------------------------------------------------------- */
+
+dspark_status dspark__synth_dump(const char *file, const char *ckpt, uint64_t n_tokens,
+                                 uint64_t seed, dspark_progress progress, void *progress_user,
+                                 dspark_error *err)
+{
+    dspark__config_doc *doc = NULL;
+    dspark_writer *w = NULL;
+    filler f = {0};
+    uint64_t shape[3], n_values, n_bytes, id_bytes;
+    dspark_status st;
+
+    if (!*file) return dspark__fail(err, DSPARK_EINVAL, "file", "a file name is needed");
+    if ((st = dspark__config_read(&doc, ckpt, err)) != DSPARK_OK) goto fail;
+    shape[0] = n_tokens;
+    shape[1] = (uint64_t)doc->config.n_taps + 1; /* the last one is the target's final state */
+    shape[2] = doc->config.tap_width;
+    if (!dspark__mul_u64(shape[1] * shape[2], n_tokens, &n_values) ||
+        !dspark__mul_u64(n_values, 2, &n_bytes) || !dspark__mul_u64(n_tokens, 8, &id_bytes) ||
+        !dspark__add_u64(n_bytes, id_bytes, &id_bytes) || id_bytes > INT64_MAX) {
+        st = dspark__fail(err, DSPARK_EINVAL, file,
+                          "a dump of %" PRIu64 " tokens would be larger than a file can be",
+                          n_tokens);
+        goto fail;
+    }
+    if ((st = filler_init(&f, id_bytes, progress, progress_user, err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__writer_create(&w, file, err)) != DSPARK_OK) goto fail;
+    st = dspark__writer_declare(w, "token_ids", DSPARK_I64, 1, shape, err);
+    if (st != DSPARK_OK) goto fail;
+    st = dspark__writer_declare(w, "hidden_states", DSPARK_BF16, 3, shape, err);
+    if (st != DSPARK_OK) goto fail;
+    st = fill_token_ids(&f, w, n_tokens, doc->config.vocab_size, seed, err);
+    if (st != DSPARK_OK) goto fail;
+    st = fill_tensor(&f, w, "hidden_states", n_values, shape[2], seed, err);
+    if (st != DSPARK_OK) goto fail;
+    st = dspark__writer_commit(w, err);
+    w = NULL;
+fail:
+    dspark__writer_abort(w);
+    filler_free(&f);
+    dspark__config_free(doc);
+    return st;
+}

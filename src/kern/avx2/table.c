@@ -1,0 +1,35 @@
+/* The AVX2 level's table. */
+#if defined(__x86_64__)
+#include "kern/avx2/bits.h"
+
+static double probe_flops(uint64_t iterations)
+{
+    enum { CHAINS = 12 };
+    __m256 sum[CHAINS];
+    volatile float source = 1.0f;
+    __m256 one = _mm256_set1_ps(source);
+    DSPARK__UNROLL
+    for (int j = 0; j < CHAINS; j++) sum[j] = _mm256_set1_ps((float)j); /* all different */
+    for (uint64_t i = 0; i < iterations; i++)
+        DSPARK__UNROLL
+        for (int j = 0; j < CHAINS; j++) sum[j] = _mm256_fmadd_ps(one, one, sum[j]);
+    DSPARK__UNROLL
+    for (int j = 1; j < CHAINS; j++) sum[0] = _mm256_add_ps(sum[0], sum[j]);
+    source = _mm256_cvtss_f32(sum[0]);
+    return 16.0 * CHAINS * (double)iterations;
+}
+
+void dspark__kern_avx2(dspark__kern *k)
+{
+    k->isa = DSPARK_ISA_AVX2;
+    k->gemm_bf16 = dspark__gemm_bf16__avx2;
+    k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx2;
+    k->rope_bf16 = dspark__rope_bf16__avx2;
+    k->fp8_e4m3 = dspark__fp8_e4m3__avx2;
+    k->fp8_e5m2 = dspark__fp8_e5m2__avx2;
+    k->absmax_bf16 = dspark__absmax_bf16__avx2;
+    k->finite_bf16 = dspark__finite_bf16__avx2;
+    k->probe_flops = probe_flops;
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* The AVX-512 level's table. */
+#if defined(__x86_64__)
+#include "kern/avx512/bits.h"
+
+static double probe_flops(uint64_t iterations)
+{
+    enum { CHAINS = 24 };
+    __m512 sum[CHAINS];
+    volatile float source = 1.0f;
+    __m512 one = _mm512_set1_ps(source);
+    DSPARK__UNROLL
+    for (int j = 0; j < CHAINS; j++) sum[j] = _mm512_set1_ps((float)j); /* all different */
+    for (uint64_t i = 0; i < iterations; i++)
+        DSPARK__UNROLL
+        for (int j = 0; j < CHAINS; j++) sum[j] = _mm512_fmadd_ps(one, one, sum[j]);
+    DSPARK__UNROLL
+    for (int j = 1; j < CHAINS; j++) sum[0] = _mm512_add_ps(sum[0], sum[j]);
+    source = _mm512_cvtss_f32(sum[0]);
+    return 32.0 * CHAINS * (double)iterations;
+}
+
+void dspark__kern_avx512(dspark__kern *k)
+{
+    k->isa = DSPARK_ISA_AVX512;
+    k->gemm_bf16 = dspark__gemm_bf16__avx512;
+    k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx512;
+    k->rope_bf16 = dspark__rope_bf16__avx512;
+    k->fp8_e4m3 = dspark__fp8_e4m3__avx512;
+    k->fp8_e5m2 = dspark__fp8_e5m2__avx512;
+    k->absmax_bf16 = dspark__absmax_bf16__avx512;
+    k->finite_bf16 = dspark__finite_bf16__avx512;
+    k->probe_flops = probe_flops;
+}
+
+#endif

@@ -1,0 +1,94 @@
+/* Declarations shared by the files of one level, and small helpers on unaligned bf16 rows. Included
+ * by files with different instruction set flags: nothing here may have external linkage and a
+ * body. */
+#ifndef DSPARK_KERN_LEVELS_H
+#define DSPARK_KERN_LEVELS_H
+
+#include "base/numfmt.h"
+#include "kern/attr.h"
+#include "kern/kern.h"
+
+/* Element i of a bf16 row at any alignment. */
+DSPARK__INLINE const unsigned char *bf16_at(const void *row, size_t i)
+{
+    return (const unsigned char *)row + 2 * i;
+}
+
+DSPARK__INLINE unsigned char *bf16_at_mut(void *row, size_t i)
+{
+    return (unsigned char *)row + 2 * i;
+}
+
+/* Outputs of panel p that exist. */
+DSPARK__INLINE size_t panel_outputs(const dspark__gemm_bf16 *g, size_t p)
+{
+    size_t before = p * DSPARK__PANEL;
+    if (before >= g->n_out) return 0;
+    return g->n_out - before < DSPARK__PANEL ? g->n_out - before : DSPARK__PANEL;
+}
+
+/* Rows of the next tile when n_left rows remain and a tile takes at most `most`: as few tiles as
+ * possible, of equal size, so that 9 rows are 5 + 4 and not 8 + 1. */
+DSPARK__INLINE size_t tile_rows(size_t n_left, size_t most)
+{
+    size_t n_tiles = (n_left + most - 1) / most;
+    return (n_left + n_tiles - 1) / n_tiles;
+}
+
+/* Merge 16 partial sums as rmsnorm_bf16 defines it. */
+DSPARK__INLINE float merge_lanes(float *lane)
+{
+    for (size_t width = 8; width > 0; width /= 2)
+        for (size_t j = 0; j < width; j++) lane[j] += lane[j + width];
+    return lane[0];
+}
+
+/* NaNs from different instructions differ in sign and payload; one bit pattern leaves a kernel. */
+DSPARK__INLINE float canonical_nan(float f)
+{
+    return f != f ? dspark__f32_from_bits(0x7fc00000u) : f;
+}
+
+/* The float just above every finite code of an fp8 format is never needed: values are clamped to
+ * the largest finite one, which is where rounding and saturation both lead. */
+typedef struct fp8_format {
+    uint32_t mantissa_bits;
+    uint32_t max_bits;        /* fp32 bits of the largest finite value */
+    uint32_t min_normal_bits; /* fp32 bits of the smallest normal value */
+    uint32_t magic_bits;      /* fp32 bits of 2^23 units: adding it rounds to whole subnormal units */
+    uint32_t rebias;          /* (127 - bias) << mantissa_bits */
+} fp8_format;
+
+static const fp8_format FP8_E4M3 = {3, 0x43e00000u, 0x3c800000u, 0x46800000u, 120u << 3};
+static const fp8_format FP8_E5M2 = {2, 0x47600000u, 0x38800000u, 0x43000000u, 112u << 2};
+
+void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
+float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,
+                            size_t n_pairs);
+void dspark__fp8_e4m3__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
+void dspark__fp8_e5m2__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
+float dspark__absmax_bf16__ref(const uint16_t *x, size_t n);
+int dspark__finite_bf16__ref(const void *x, size_t n);
+
+void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
+float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_bf16__avx2(uint16_t *y, const void *x, const float *c, const float *s,
+                             size_t n_pairs);
+void dspark__fp8_e4m3__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
+void dspark__fp8_e5m2__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
+float dspark__absmax_bf16__avx2(const uint16_t *x, size_t n);
+int dspark__finite_bf16__avx2(const void *x, size_t n);
+
+void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
+float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_bf16__avx512(uint16_t *y, const void *x, const float *c, const float *s,
+                               size_t n_pairs);
+void dspark__fp8_e4m3__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);
+void dspark__fp8_e5m2__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);
+float dspark__absmax_bf16__avx512(const uint16_t *x, size_t n);
+int dspark__finite_bf16__avx512(const void *x, size_t n);
+
+void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
+
+#endif

@@ -1,0 +1,12 @@
+/* The machine's limits in this run: what bench prints beside every number. Not part of any result. */
+#ifndef DSPARK_MODEL_PROBE_H
+#define DSPARK_MODEL_PROBE_H
+
+#include "dspark/dspark.h"
+
+dspark_status dspark__probe_compute(dspark_isa isa, uint32_t n_threads, double seconds,
+                                    double *gflops, dspark_error *err);
+dspark_status dspark__probe_read(uint32_t n_threads, const void *buffer, size_t n_bytes,
+                                 double seconds, double *gbytes_per_s, dspark_error *err);
+
+#endif

@@ -1,0 +1,16 @@
+/* Raw safetensors files for tests, right or wrong: nothing is checked. */
+#ifndef DSPARK_TESTS_SUPPORT_STFILE_H
+#define DSPARK_TESTS_SUPPORT_STFILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Length prefix, header text, then n_data bytes 0, 1, 2, ... 250, 0, 1, ... */
+void stfile_write(const char *path, const char *header, size_t n_data);
+/* The same with everything in the caller's hands. data may be NULL: the counting bytes. */
+void stfile_write_raw(const char *path, uint64_t header_length, const void *header,
+                      size_t n_header, const void *data, size_t n_data);
+/* The byte that stfile_write puts at offset i of the data section. */
+unsigned char stfile_byte(size_t i);
+
+#endif
