@@ -1,6 +1,6 @@
-/* Times gemm_bf16 on one thread with cold weights against this machine's limits: a plain read of the
- * same bytes and the register-only peak, all interleaved in one process, medians. A tool for whoever
- * changes a kernel; not part of ctest, and no judge of the whole projection (that is `dspark bench`).
+/* Times gemm_bf16 on one thread with cold weights against this machine's limits: a plain read of
+ * the same bytes and the register-only peak, all interleaved in one process, medians. A tool for
+ * whoever changes a kernel; not part of ctest, and no judge of the whole projection.
  *
  * kern_bench [isa 0-4] [rounds] [panels per call] [k per call] [rows per call] [n,n,...]
  * Rows up to FEW take one call over the whole k; above, blocks of k with partial sums, as

@@ -362,6 +362,7 @@ static dspark_status run_rows(context_job *job, dspark_error *err)
     for (first = 0; st == DSPARK_OK && first < n_rows; first += job->batch) {
         uint64_t n = n_rows - first < job->batch ? n_rows - first : job->batch;
         st = run_batch(job, first, n, err);
+        dump_forget_rows(&job->rows, first, n);
         if (st == DSPARK_OK && progress_update(&bar, first + n, n_rows))
             st = out_check_interrupt(err);
     }

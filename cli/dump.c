@@ -51,6 +51,7 @@ static dspark_status check_states(dump *d, const dspark_config *c, dspark_error 
     d->has_verifier = t->shape[1] == (uint64_t)c->n_taps + 1;
     d->stride = (size_t)(t->n_bytes / t->shape[0]);
     d->taps = t->data;
+    d->states = t;
     return DSPARK_OK;
 }
 
@@ -228,6 +229,11 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
     return out_set_error(err, DSPARK_ERANGE, d->path, "%" PRIu64 " rows from position %" PRIu64
                          " do not fit: the model has positions 0 to %" PRIu64, d->n_rows, start,
                          config->max_positions - 1);
+}
+
+void dump_forget_rows(const dump *d, uint64_t first, uint64_t n)
+{
+    if (d->states) dspark_checkpoint_drop(d->file, d->states, first * d->stride, n * d->stride);
 }
 
 void dump_close(dump *d)

@@ -21,7 +21,8 @@ typedef struct dump {
     int has_verifier;
     int has_positions;
     uint64_t first_position;   /* of the first row, when has_positions */
-    unsigned char *owned;      /* rows made by dump_make */
+    const dspark_tensor *states; /* NULL for rows made by dump_make */
+    unsigned char *owned;        /* rows made by dump_make */
 } dump;
 
 /* Header, shapes, token ids and positions; the states themselves are not read here. */
@@ -38,6 +39,8 @@ dspark_status dump_start(const dump *d, int given, uint64_t asked, uint64_t *sta
 /* Where the rows lie: start + n_rows must not pass config->max_positions. */
 dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_config *config,
                                 dspark_error *err);
+/* These rows have been used: their pages need not stay in memory. */
+void dump_forget_rows(const dump *d, uint64_t first, uint64_t n);
 void dump_close(dump *d);
 
 /* A digest of rows that does not depend on how they are cut into batches:

@@ -52,14 +52,7 @@ int dspark_isa_available(dspark_isa isa)
 
 const char *dspark_isa_name(dspark_isa isa)
 {
-    switch (isa) {
-    case DSPARK_ISA_AUTO: return "auto";
-    case DSPARK_ISA_REF: return "ref";
-    case DSPARK_ISA_AVX2: return "avx2";
-    case DSPARK_ISA_AVX512: return "avx512";
-    case DSPARK_ISA_AVX512BF16: return "avx512bf16";
-    }
-    return "?";
+    return dspark__isa_name(isa);
 }
 
 dspark_isa dspark_isa_best(void)
@@ -111,6 +104,14 @@ const dspark_tensor *dspark_checkpoint_find(const dspark_checkpoint *ckpt, const
 const char *dspark_checkpoint_metadata(const dspark_checkpoint *ckpt, const char *key)
 {
     return ckpt && key ? dspark__checkpoint_metadata(ckpt, key) : NULL;
+}
+
+void dspark_checkpoint_drop(const dspark_checkpoint *ckpt, const dspark_tensor *tensor,
+                            uint64_t offset, uint64_t n_bytes)
+{
+    if (!ckpt || !tensor || offset >= tensor->n_bytes) return;
+    uint64_t left = tensor->n_bytes - offset;
+    dspark__checkpoint_drop(ckpt, tensor, offset, n_bytes < left ? n_bytes : left);
 }
 
 dspark_status dspark_writer_create(dspark_writer **out, const char *path, dspark_error *err)

@@ -531,6 +531,13 @@ static void test_failing_allocations(void **state)
     assert_ptr_equal(q, &q);
     assert_int_equal(n, 5);
     assert_int_equal(oom_failed(), 5);
+
+    /* Calls from inside shared libraries count too. */
+    char *text = NULL;
+    oom_fail_nth(1);
+    int printed = asprintf(&text, "%d", 7);
+    assert_int_equal(oom_stop() > 0, 1);
+    assert_int_equal(printed, -1);
 }
 
 int main(void)

@@ -180,7 +180,7 @@ static void test_broken_files(void **state)
         {"{\"a\":" E("U8", "[4]", 0, 4) ",\"z\":" E("U8", "[0]", 9, 9) "}", 4, BAD, "z|gap"},
         /* Numbers that are no offsets (B06). */
         {"{\"a\":" E("U8", "[16]", -8, 8) "}", 16, BAD, "a|data_offsets|-8|negative"},
-        {"{\"a\":" E("U8", "[8]", 16, 8) "}", 16, BAD, "a|[16, 8]"},
+        {"{\"a\":" E("U8", "[8]", 16, 8) "}", 16, BAD, "a|[16, 8] end before"},
         {"{\"a\":" E("U8", "[8]", 0.0, 8) "}", 8, BAD, "a|data_offsets|0.0|integer"},
         {"{\"a\":" E("U8", "[8]", 0, 8e0) "}", 8, BAD, "a|8e0"},
         {"{\"a\":" E("U8", "[8]", 0, 08) "}", 8, BAD, "a|leading zeros"},
@@ -383,6 +383,20 @@ static void test_order_and_alignment(void **state)
     }
 }
 
+/* Empty tensors at one place come by name, whatever the header's order. */
+static void test_order_of_empty_tensors(void **state)
+{
+    static const char *const order[] = {"w", "x", "y", "z"};
+    (void)state;
+    stfile_write(path,
+                 "{\"y\":" E("U8", "[0]", 0, 0) ",\"z\":" E("U8", "[0]", 0, 0) ",\"w\":" E(
+                     "U8", "[0]", 0, 0) ",\"x\":" E("U8", "[0]", 0, 0) "}",
+                 0);
+    dspark_checkpoint *c = open_good();
+    for (size_t i = 0; i < 4; i++) assert_string_equal(dspark__checkpoint_at(c, i)->name, order[i]);
+    dspark__checkpoint_close(c);
+}
+
 /* Many tensors in a scrambled order: sorted, all found, the table grown several times. */
 static void test_many_tensors(void **state)
 {
@@ -519,6 +533,7 @@ int main(void)
         cmocka_unit_test(test_header_at_the_cap),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_order_and_alignment),
+        cmocka_unit_test(test_order_of_empty_tensors),
         cmocka_unit_test(test_many_tensors),
         cmocka_unit_test(test_metadata),
         cmocka_unit_test(test_not_regular_files),

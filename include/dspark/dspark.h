@@ -173,6 +173,12 @@ DSPARK_API const dspark_tensor *dspark_checkpoint_find(const dspark_checkpoint *
 /* Value of a __metadata__ key of the first file, or NULL. */
 DSPARK_API const char *dspark_checkpoint_metadata(const dspark_checkpoint *ckpt, const char *key);
 
+/* Tell the system that bytes [offset, offset + n_bytes) of a tensor have been used and need not stay
+ * in memory; they are read again from the file when touched. Keeps a long pass over a mapped file at
+ * a constant size. Advice: never fails. */
+DSPARK_API void dspark_checkpoint_drop(const dspark_checkpoint *ckpt, const dspark_tensor *tensor,
+                                       uint64_t offset, uint64_t n_bytes);
+
 /* Writing. Declare every tensor, then give the data in order of declaration; nothing is visible
  * under `path` until dspark_writer_commit, which syncs and renames. */
 typedef struct dspark_writer dspark_writer;
@@ -459,6 +465,7 @@ DSPARK_API dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_b
  * Synthetic checkpoints and dumps
  * --------------------------------------------------------------------------------------------- */
 
+/* A preset must be named: there is none by default, as the likeliest would write 7 GB. */
 typedef struct dspark_synth_opts {
     size_t struct_size;
     const char *preset;          /* kimi-k3 | kimi-k3-block5 | kimi-k3.1-pro | lightseek | tiny */

@@ -188,19 +188,3 @@ dspark_status dspark__json_load(json_t **out, const char *text, size_t n_bytes, 
     if (b.out_of_memory) return dspark__fail_nomem(err, "a JSON document", n_bytes);
     return dspark__fail(err, DSPARK_EFORMAT, where, "not valid JSON: %s", b.reader.error);
 }
-
-const char *dspark__json_type_name(const json_t *value)
-{
-    if (!value) return "nothing";
-    switch (json_typeof(value)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "an array";
-    case JSON_STRING: return "a string";
-    case JSON_INTEGER: return "an integer";
-    case JSON_REAL: return "a number with a fraction";
-    case JSON_TRUE: return "true";
-    case JSON_FALSE: return "false";
-    case JSON_NULL: return "null";
-    }
-    return "?";
-}

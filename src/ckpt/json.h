@@ -1,8 +1,8 @@
 /* JSON from hostile files: a strict reader over memory, and on top of it a jansson document.
  *
- * The decoding is our own because jansson 2.14's ignores a failed growth of its token buffer: out of
- * memory it drops characters, and then reads past the token or trips an assertion. jansson holds
- * and prints documents; it never sees a file's bytes here. */
+ * The decoding is our own because jansson 2.14's ignores a failed growth of its token buffer: out
+ * of memory it drops characters, and then reads past the token or trips an assertion. jansson
+ * holds and prints documents; it never sees a file's bytes here. */
 #ifndef DSPARK_CKPT_JSON_H
 #define DSPARK_CKPT_JSON_H
 

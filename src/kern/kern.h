@@ -9,7 +9,8 @@
 
 #include "dspark/dspark.h"
 
-/* Outputs in one packed panel: three 512-bit registers of fp32. 48 divides 576, 1536, 2112, 2880. */
+/* Outputs in one packed panel: three 512-bit registers of fp32. 48 divides 576, 1536, 2112 and
+ * 2880. */
 #define DSPARK__PANEL 48u
 
 /* A packed bf16 weight [rows, k]: panel p holds outputs 48p .. 48p+47 as [ceil(k/2)][48][2] bf16
@@ -19,19 +20,21 @@ static inline size_t dspark__panel_elements(size_t k)
     return (k + 1) / 2 * DSPARK__PANEL * 2;
 }
 
-/* x[n_rows][k] times n_panels panels. Output (row i, panel p, lane j) is one fp32 accumulator fed in
- * order of k as the bf16 dot instruction does: per pair the odd element's fused multiply-add, then
- * the even element's, with subnormal inputs, accumulators and results flushed to zero. */
+/* x[n_rows][k] times n_panels panels. Output (row i, panel p, lane j) is one fp32 accumulator fed
+ * in order of k as the bf16 dot instruction does: per pair the odd element's fused multiply-add,
+ * then the even element's, with subnormal inputs, accumulators and results flushed to signed zero.
+ * A result is flushed when, rounded to 24 bits without a lower limit of the exponent, it lies below
+ * 2^-126 (as x86 does it); next to 2^-126 that is more than "the rounded result is subnormal". */
 typedef struct dspark__gemm_bf16 {
     const void *x;            /* bf16, row i at x + i * x_stride */
     size_t x_stride;          /* bytes */
     size_t n_rows;            /* >= 0 */
-    const uint16_t *panels;   /* first panel, already advanced to this block of k (an even offset) */
+    const uint16_t *panels;   /* first panel, advanced to this block of k (an even offset) */
     size_t panel_stride;      /* elements from one panel to the next */
     size_t n_panels;          /* >= 0 */
     size_t k;                 /* elements of k in this call; odd only in the last block */
-    float *acc;               /* [n_panels][n_rows][48] partial sums between blocks of k; may be NULL
-                               * when first and last */
+    float *acc;               /* [n_panels][n_rows][48] partial sums between blocks of k; may be
+                               * NULL when first and last, and may be overwritten then */
     int first;                /* start from zero instead of acc */
     int last;                 /* round to bf16 into out instead of storing acc; NaN -> 0x7fc0 */
     uint16_t *out;            /* row i, output o at out + i * out_stride + o; used when last */
@@ -46,16 +49,17 @@ typedef struct dspark__kern {
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
-    /* y = bf16((x * r) * w), r = 1 / sqrt(sum / n + eps), all fp32, IEEE division and root. sum has 16
-     * lanes: lane j takes elements 16i+j in order of i by fused multiply-add (missing ones are 0),
-     * lanes are merged as 8+8, 4+4, 2+2, 1+1 (lane j += lane j+8, ...). Returns sum. y may be x. */
+    /* y = bf16((x * r) * w), r = 1 / sqrt(sum / n + eps), all fp32, IEEE division and root. sum has
+     * 16 lanes: lane j takes elements 16i+j in order of i by fused multiply-add (missing ones are
+     * 0), lanes are merged as 8+8, 4+4, 2+2, 1+1 (lane j += lane j+8, ...). Returns sum (every NaN
+     * as 0x7fc00000). y may be x. */
     float (*rmsnorm_bf16)(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 
     /* Interleaved pairs: y[2j] = bf16(x[2j]*c[j] - x[2j+1]*s[j]), y[2j+1] = bf16(x[2j+1]*c[j] +
      * x[2j]*s[j]); each product and sum is rounded (no fused multiply-add). y may be x. */
     void (*rope_bf16)(uint16_t *y, const void *x, const float *c, const float *s, size_t n_pairs);
 
-    /* y = fp8(x / scale), IEEE fp32 division, saturating, NaN -> 0x7f (numfmt.h). y any alignment. */
+    /* y = fp8(x / scale), IEEE fp32 division, saturating, NaN -> 0x7f (numfmt.h). */
     void (*fp8_e4m3)(uint8_t *y, const uint16_t *x, size_t n, float scale);
     void (*fp8_e5m2)(uint8_t *y, const uint16_t *x, size_t n, float scale);
 

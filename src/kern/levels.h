@@ -49,13 +49,13 @@ DSPARK__INLINE float canonical_nan(float f)
     return f != f ? dspark__f32_from_bits(0x7fc00000u) : f;
 }
 
-/* The float just above every finite code of an fp8 format is never needed: values are clamped to
- * the largest finite one, which is where rounding and saturation both lead. */
+/* Values are clamped to the largest finite one before rounding: what lies above would round or
+ * saturate to it anyway. */
 typedef struct fp8_format {
     uint32_t mantissa_bits;
     uint32_t max_bits;        /* fp32 bits of the largest finite value */
     uint32_t min_normal_bits; /* fp32 bits of the smallest normal value */
-    uint32_t magic_bits;      /* fp32 bits of 2^23 units: adding it rounds to whole subnormal units */
+    uint32_t magic_bits;      /* fp32 bits of 2^23 subnormal units: adding it rounds to them */
     uint32_t rebias;          /* (127 - bias) << mantissa_bits */
 } fp8_format;
 

@@ -1,5 +1,5 @@
-/* Which levels this machine runs, and the table of a level. Reads CPUID and XCR0 once; owns the only
- * cached value of the library (written once, the same by every thread). */
+/* Which levels this machine runs, and the table of a level. Reads CPUID and XCR0 once; owns the
+ * only cached value of the library (every thread writes the same). */
 #include "kern/kern.h"
 
 #include "base/status.h"

@@ -2,6 +2,7 @@
  * Everything that arrives is ticked off; what never arrived is an error, not memory. */
 #include "model/model.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,6 +10,7 @@
 #include "base/numfmt.h"
 #include "base/status.h"
 #include "ckpt/dtype.h"
+#include "ckpt/family.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
 
@@ -193,6 +195,25 @@ static void digest_config(dspark__digest *d, const dspark_config *c)
     dspark__digest_update(d, c->tap_layers, c->n_taps * sizeof c->tap_layers[0]);
 }
 
+/* What the directory holds is settled before any weight is read: family, config, exact roster. */
+static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const char *path,
+                                dspark_error *err)
+{
+    dspark_status st;
+    char *text = NULL;
+    size_t n = 0;
+    dspark__family_report report;
+    if ((st = dspark__checkpoint_open(&m->ckpt, path, err)) != DSPARK_OK) return st;
+    if ((st = dspark__config_text(&text, &n, path, err)) != DSPARK_OK) return st;
+    st = dspark__family_detect(&report, text, n, m->ckpt, err);
+    if (st == DSPARK_OK) st = dspark__family_gate(&report, path, err);
+    if (st == DSPARK_OK) st = dspark__config_parse(doc, text, n, path, err);
+    if (st == DSPARK_OK) st = dspark__roster_check(m->ckpt, *doc, NULL, NULL, err);
+    if (st == DSPARK_OK) m->config = (*doc)->config;
+    free(text);
+    return st;
+}
+
 dspark_status dspark__model_open(dspark_model **out, const char *path,
                                  const dspark_model_opts *opts, dspark_error *err)
 {
@@ -210,12 +231,9 @@ dspark_status dspark__model_open(dspark_model **out, const char *path,
         st = dspark__fail(err, DSPARK_EINVAL, "parts", "unknown bits in 0x%x", m->parts);
         goto fail;
     }
-    if ((st = dspark__config_read(&doc, path, err)) != DSPARK_OK) goto fail;
-    m->config = doc->config;
+    if ((st = open_files(m, &doc, path, err)) != DSPARK_OK) goto fail;
     const dspark_config *c = &m->config;
     if ((st = dspark__rope_init(&m->rope, c, err)) != DSPARK_OK) goto fail;
-    if ((st = dspark__checkpoint_open(&m->ckpt, path, err)) != DSPARK_OK) goto fail;
-    if ((st = dspark__roster_check(m->ckpt, doc, NULL, NULL, err)) != DSPARK_OK) goto fail;
 
     m->n_modules = count_places(c);
     m->modules = dspark__alloc(&a, m->n_modules * sizeof *m->modules, 64);

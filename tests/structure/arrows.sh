@@ -19,8 +19,10 @@ n=0
 # The one way out of the column: packing is plain data movement that schemes hand to the kernels' own
 # layout, so quant may name kern/kern.h and nothing else of kern.
 while IFS=: read -r file text; do
-    inc=$(sed -E 's/^[^"]*"([^"]*)".*$/\1/' <<< "$text")
-    layer=$(cut -d/ -f2 <<< "$file")
+    inc=${text#*\"}
+    inc=${inc%%\"*}
+    layer=${file#src/}
+    layer=${layer%%/*}
     n=$((n + 1))
     if [[ -z ${allowed[$layer]-} ]]; then
         fail "$file: the layer '$layer' is not in the list of arrows"
@@ -43,7 +45,8 @@ done < <(grep -rHE '^[ ]*#[ ]*include[ ]*"' src --include='*.[ch]')
 for dir in cli examples; do
     [[ -d $dir ]] || continue
     while IFS=: read -r file text; do
-        inc=$(sed -E 's/^[^"<]*["<]([^">]*)[">].*$/\1/' <<< "$text")
+        inc=${text#*[<\"]}
+        inc=${inc%%[>\"]*}
         n=$((n + 1))
         case $inc in
             dspark/dspark.h) ;;

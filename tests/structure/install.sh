@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Installs into a temporary prefix and uses the result as a stranger would: through pkg-config (shared
-# and static) and through find_package(dspark). Each program must run. Beside the checkpoint lies its
-# dump, TINY_CHECKPOINT.taps.safetensors.
+# and static) and through find_package(dspark). Each program must run.
 # usage: install.sh ROOT BUILD_DIR TINY_CHECKPOINT CMAKE CC
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -30,7 +29,7 @@ fi
 
 export PKG_CONFIG_PATH=$libdir/pkgconfig
 run() { # NAME PROGRAM
-    "$2" "$tiny" "$tiny.taps.safetensors" > "$tmp/out" 2>&1 || fail "$1 does not run: $(head -3 "$tmp/out")"
+    "$2" "$tiny" > "$tmp/out" 2>&1 || fail "$1 does not run: $(head -3 "$tmp/out")"
     [[ -s $tmp/out ]] || fail "$1 said nothing"
     cp "$tmp/out" "$tmp/$1.out"
 }

@@ -77,6 +77,8 @@ int oom_available(void)
 #else
 #define REAL(name) __libc_##name
 #endif
+/* Hidden, they would catch the program's own calls only, and none of the shared libraries'. */
+#pragma GCC visibility push(default)
 void *REAL(malloc)(size_t n);
 void *REAL(calloc)(size_t n, size_t size);
 void *REAL(realloc)(void *ptr, size_t n);
@@ -140,5 +142,7 @@ char *strdup(const char *s)
     char *copy = malloc(n);
     return copy ? memcpy(copy, s, n) : NULL;
 }
+
+#pragma GCC visibility pop
 
 #endif

@@ -1,14 +1,14 @@
-/* AVX2: the matrix product by fp32 fused multiply-adds. With FTZ and DAZ set around the loop, two of
- * them per pair give the bits of ref/gemm_bf16.c. */
+/* AVX2: the matrix product by fp32 fused multiply-adds. With FTZ and DAZ set around the loop, two
+ * of them per pair give the bits of ref/gemm_bf16.c. */
 #if defined(__x86_64__)
 #include "kern/avx2/bits.h"
 
 #include "base/fpenv.h"
 
-/* A tile is up to 5 rows x 16 outputs: 10 accumulators, 2 weight vectors, the mask and a broadcast of
- * x leave gcc two of 16 registers, and 16 outputs are one cache line of weights per pair. (4 x 24
- * spills and ran at 0.35 of the peak.) x of one tile and STEP pairs of k is widened to fp32 once per
- * panel, so that a broadcast is a plain load and only the weights are taken apart in the loop. */
+/* A tile is up to 5 rows x 16 outputs: 10 accumulators, 2 weight vectors, the mask and a broadcast
+ * of x leave gcc two of 16 registers, and 16 outputs are one cache line of weights per pair (4 x 24
+ * spills and ran at 0.35 of the peak). x of one tile and STEP pairs of k is widened to fp32 once
+ * per panel: a broadcast is then a plain load, and only weights are taken apart in the loop. */
 enum { ROWS = 5, STEP = 64 };
 
 typedef struct tile_scratch {

@@ -17,8 +17,8 @@ DSPARK__INLINE __m512 widen_bf16(__m256i h)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* dspark__f32_to_bf16 on 16 lanes, each in the low half of 32 bits. Integer arithmetic only, so that
- * subnormals survive whatever MXCSR says (vcvtneps2bf16 would flush them). */
+/* dspark__f32_to_bf16 on 16 lanes, each in the low half of 32 bits. Integer arithmetic only, so
+ * that subnormals survive whatever MXCSR says (vcvtneps2bf16 would flush them). */
 DSPARK__INLINE __m512i round_bf16_lanes(__m512 f)
 {
     __m512i u = _mm512_castps_si512(f);

@@ -3,15 +3,15 @@
 #if defined(__x86_64__)
 #include "kern/avx512/bits.h"
 
-/* A tile is up to 8 rows x 48 outputs: 24 accumulators, 3 weights and a broadcast fit 32 registers and
- * run at the register-only peak from L2. Two tiles take turns on STEP pairs of a panel (96 KB), so
- * that weights come from memory once for 16 rows.
+/* A tile is up to 8 rows x 48 outputs: 24 accumulators, 3 weights and a broadcast fit 32 registers
+ * and run at the register-only peak from L2. Two tiles take turns on STEP pairs of a panel (96 KB),
+ * so that up to 16 rows fetch their weights from memory once.
  *
  * Prefetch, as measured on Zen 4 (bench/kern_bench.c): a tile of up to 6 rows outruns memory, and
  * the hardware prefetcher alone does best; software prefetches then fill the few miss buffers of L1
  * and are dropped. A tile of 7 or 8 rows is about as fast as memory. Its renamed registers are used
- * up within 5 pairs, too soon to hide a miss, and fetching all lines into L2 AHEAD bytes early gives
- * it 20%. Into L1, or less far ahead, it loses. */
+ * up within 5 pairs, too soon to hide a miss, and fetching all lines into L2 AHEAD bytes early
+ * gives it 20%. Into L1, or less far ahead, it loses. */
 enum {
     ROWS = 8,
     VECTORS = 3,

@@ -5,8 +5,8 @@
 
 #include "base/fpenv.h"
 
-/* A tile is up to 8 rows x 48 outputs (24 accumulators). x of one tile and STEP pairs of k is widened
- * to fp32 once per panel, which leaves only the weights to take apart in the inner loop. */
+/* A tile is up to 8 rows x 48 outputs (24 accumulators). x of one tile and STEP pairs of k is
+ * widened to fp32 once per panel, which leaves only the weights to take apart in the inner loop. */
 enum { ROWS = 8, STEP = 64, VECTORS = 3 };
 
 typedef struct tile_scratch {

@@ -1,0 +1,232 @@
+/* Merged linears: one packed copy serves the whole matrix and any shard, and no shard can stay
+ * unfilled, arrive twice or have another shape. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "base/numfmt.h"
+#include "model/merged_linear.h"
+#include "support/fixture.h"
+#include "support/tmpdir.h"
+
+#define SHARDS 4
+#define K 150
+
+static const uint32_t rows_of[SHARDS] = {1, 48, 49, 120};
+
+typedef struct files {
+    dspark_checkpoint *ckpt;
+    dspark__module modules[SHARDS];
+} files;
+
+/* Four weights of different heights in one file. */
+static void open_files(files *f)
+{
+    dspark_writer *w;
+    dspark_error err;
+    char name[32];
+    const char *path = tmpdir_path(tmpdir_make(), "w.safetensors");
+    uint64_t seed = 77;
+    check(dspark_writer_create(&w, path, &err), DSPARK_OK, &err);
+    for (int s = 0; s < SHARDS; s++) {
+        uint64_t shape[2] = {rows_of[s], K};
+        snprintf(name, sizeof name, "s%d.weight", s);
+        check(dspark_writer_declare(w, name, DSPARK_BF16, 2, shape, &err), DSPARK_OK, &err);
+    }
+    for (int s = 0; s < SHARDS; s++)
+        for (uint32_t i = 0; i < rows_of[s] * K; i++) {
+            uint16_t v = (uint16_t)(0x3c00 + next_random(&seed) % 1024 + (next_random(&seed) & 0x8000));
+            check(dspark_writer_data(w, &v, 2, &err), DSPARK_OK, &err);
+        }
+    check(dspark_writer_commit(w, &err), DSPARK_OK, &err);
+    check(dspark_checkpoint_open(&f->ckpt, path, &err), DSPARK_OK, &err);
+    memset(f->modules, 0, sizeof f->modules);
+    for (int s = 0; s < SHARDS; s++) {
+        snprintf(name, sizeof name, "s%d.weight", s);
+        snprintf(f->modules[s].name, sizeof f->modules[s].name, "s%d", s);
+        f->modules[s].n_parts = 1;
+        f->modules[s].parts[0].suffix = "weight";
+        f->modules[s].parts[0].tensor = dspark_checkpoint_find(f->ckpt, name);
+        assert_non_null(f->modules[s].parts[0].tensor);
+    }
+}
+
+static dspark__threads *two_threads(void)
+{
+    dspark__threads *t;
+    assert_int_equal(dspark__threads_create(&t, 2, NULL, NULL, NULL), DSPARK_OK);
+    return t;
+}
+
+static void fill_all(dspark__merged_linear *ml, const files *f, dspark__threads *t)
+{
+    dspark_error err;
+    check(dspark__merged_linear_init(ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
+    for (uint32_t s = 0; s < SHARDS; s++)
+        check(dspark__merged_linear_fill(ml, s, f->ckpt, &f->modules[s], t, NULL, NULL, NULL, &err),
+              DSPARK_OK, &err);
+    check(dspark__merged_linear_complete(ml, &err), DSPARK_OK, &err);
+}
+
+/* Every shard of the merged copy gives what a linear with that shard alone gives, for any cut of its
+ * panels; and what one dot product in order of k gives. */
+static void shards_are_what_they_are_alone(void **state)
+{
+    (void)state;
+    files f;
+    dspark_error err;
+    dspark__merged_linear ml, alone;
+    dspark__threads *t = two_threads();
+    uint64_t seed = 9;
+    static uint16_t x[140][K], merged[140][120], single[140][120];
+    float *acc = dspark__alloc(NULL, dspark__merged_linear_acc(140) * sizeof *acc, 64);
+    assert_non_null(acc);
+    open_files(&f);
+    fill_all(&ml, &f, t);
+    assert_int_equal(ml.n_panels, 1 + 1 + 2 + 3); /* a shard starts a panel of its own */
+    assert_int_equal(ml.bytes, dspark__merged_linear_bytes(K, SHARDS, rows_of));
+    for (int i = 0; i < 140; i++)
+        for (int k = 0; k < K; k++) x[i][k] = (uint16_t)(0x3f00 + next_random(&seed) % 256);
+    static const size_t counts[] = {0, 1, 5, 16, 17, 64, 140};
+    for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++) {
+        dspark__kern kern;
+        if (!dspark__isa_available((dspark_isa)isa)) continue;
+        assert_int_equal(dspark__kern_select(&kern, (dspark_isa)isa, NULL), DSPARK_OK);
+        for (uint32_t s = 0; s < SHARDS; s++) {
+            check(dspark__merged_linear_init(&alone, "alone", K, 1, &rows_of[s], NULL, &err), DSPARK_OK,
+                  &err);
+            check(dspark__merged_linear_fill(&alone, 0, f.ckpt, &f.modules[s], t, NULL, NULL, NULL, &err),
+                  DSPARK_OK, &err);
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                memset(merged, 0x11, sizeof merged);
+                memset(single, 0x11, sizeof single);
+                for (uint32_t p = 0; p < ml.shards[s].n_panels; p++)
+                    dspark__merged_linear_rows(&ml, &kern, s, p, 1, x, sizeof x[0], counts[c], acc,
+                                               &merged[0][p * DSPARK__PANEL], 120);
+                dspark__merged_linear_rows(&alone, &kern, 0, 0, alone.n_panels, x, sizeof x[0],
+                                           counts[c], acc, single[0], 120);
+                assert_memory_equal(merged, single, sizeof merged);
+                for (size_t i = 0; i < 140; i++)
+                    for (uint32_t o = 0; o < 120; o++)
+                        if (i >= counts[c] || o >= rows_of[s])
+                            assert_int_equal(merged[i][o], 0x1111); /* nothing beyond */
+            }
+            dspark__merged_linear_free(&alone);
+            double want = 0, size = 0; /* the last output of the last row in double */
+            double w[K];
+            dspark__scheme_bf16.dequantise(&f.modules[s], rows_of[s] - 1, K, w);
+            for (int k = 0; k < K; k++) {
+                double term = w[k] * dspark__bf16_to_f32(x[139][k]);
+                want += term;
+                size += fabs(term);
+            }
+            double got = dspark__bf16_to_f32(merged[139][rows_of[s] - 1]);
+            assert_true(fabs(got - want) <= fabs(want) / 256 + size * K * 0x1p-24);
+        }
+    }
+    dspark__free(NULL, acc, dspark__merged_linear_acc(140) * sizeof *acc);
+    dspark__merged_linear_free(&ml);
+    dspark_checkpoint_close(f.ckpt);
+    dspark__threads_free(t);
+}
+
+static void a_missing_or_double_shard_is_named(void **state)
+{
+    (void)state;
+    files f;
+    dspark_error err;
+    dspark__merged_linear ml;
+    dspark__threads *t = two_threads();
+    open_files(&f);
+    check(dspark__merged_linear_init(&ml, "context_kv", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
+    for (uint32_t s = 0; s < SHARDS; s++) {
+        if (s == 2) continue;
+        check(dspark__merged_linear_fill(&ml, s, f.ckpt, &f.modules[s], t, NULL, NULL, NULL, &err),
+              DSPARK_OK, &err);
+    }
+    check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
+    assert_string_equal(err.where, "context_kv");
+    assert_non_null(strstr(err.message, "shard 2 of 4"));
+    check(dspark__merged_linear_fill(&ml, 1, f.ckpt, &f.modules[1], t, NULL, NULL, NULL, &err),
+          DSPARK_EMODEL, &err);
+    assert_non_null(strstr(err.message, "twice"));
+    /* another shape: both shapes are named, the shard stays unfilled */
+    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &f.modules[3], t, NULL, NULL, NULL, &err),
+          DSPARK_EMODEL, &err);
+    assert_non_null(strstr(err.message, "[120,150]"));
+    assert_non_null(strstr(err.message, "[49,150]"));
+    check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
+    /* a module that no scheme reads: named, not packed */
+    dspark__module odd = f.modules[2];
+    odd.parts[0].suffix = "weight_packed";
+    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &odd, t, NULL, NULL, NULL, &err),
+          DSPARK_EUNSUPPORTED, &err);
+    assert_non_null(strstr(err.message, "weight_packed"));
+    odd = f.modules[2];
+    odd.parts[1] = odd.parts[0];
+    odd.parts[1].suffix = "weight_scale";
+    odd.n_parts = 2;
+    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &odd, t, NULL, NULL, NULL, &err),
+          DSPARK_EUNSUPPORTED, &err);
+    dspark__merged_linear_free(&ml);
+    dspark_checkpoint_close(f.ckpt);
+    dspark__threads_free(t);
+}
+
+static int stop_after_two(void *user, uint64_t bytes)
+{
+    (void)bytes;
+    return ++*(int *)user > 1;
+}
+
+static void filling_can_be_cancelled(void **state)
+{
+    (void)state;
+    files f;
+    dspark_error err;
+    dspark__merged_linear ml;
+    dspark__threads *t = two_threads();
+    int steps = 0;
+    open_files(&f);
+    check(dspark__merged_linear_init(&ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
+    check(dspark__merged_linear_fill(&ml, 0, f.ckpt, &f.modules[0], t, NULL, stop_after_two, &steps, &err),
+          DSPARK_OK, &err);
+    check(dspark__merged_linear_fill(&ml, 1, f.ckpt, &f.modules[1], t, NULL, stop_after_two, &steps, &err),
+          DSPARK_ECANCELLED, &err);
+    check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
+    dspark__merged_linear_free(&ml);
+    dspark_checkpoint_close(f.ckpt);
+    dspark__threads_free(t);
+}
+
+static void sizes_that_overflow_are_refused(void **state)
+{
+    (void)state;
+    static const uint32_t huge[2] = {UINT32_MAX, UINT32_MAX}, none[1] = {0};
+    dspark__merged_linear ml;
+    dspark_error err;
+    assert_int_equal(dspark__merged_linear_bytes(UINT32_MAX, 2, huge), 0);
+    check(dspark__merged_linear_init(&ml, "huge", UINT32_MAX, 2, huge, NULL, &err), DSPARK_EINVAL, &err);
+    check(dspark__merged_linear_init(&ml, "none", 64, 1, none, NULL, &err), DSPARK_EINVAL, &err);
+    /* K3: what inspect promises for the cross-layer matrix */
+    static const uint32_t k3[5] = {576, 576, 576, 576, 576};
+    assert_int_equal(dspark__merged_linear_bytes(7168, 5, k3), 41287680);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shards_are_what_they_are_alone),
+        cmocka_unit_test(a_missing_or_double_shard_is_named),
+        cmocka_unit_test(filling_can_be_cancelled),
+        cmocka_unit_test(sizes_that_overflow_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
