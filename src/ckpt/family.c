@@ -171,8 +171,10 @@ static void contradict(dspark__family_report *out, const char *foreign)
     snprintf(out->foreign, sizeof out->foreign, "%.150s", foreign);
 }
 
+/* DSparkDraftModel is the class with q, k and v projections: it outweighs a model_type. */
 static int is_k3_config(const evidence *e)
 {
+    if (!strcmp(e->architecture, "DSparkDraftModel")) return 0;
     return !strcmp(e->model_type, "k3_dspark") || starts(e->architecture, "K3DSpark");
 }
 

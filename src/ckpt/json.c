@@ -188,3 +188,16 @@ dspark_status dspark__json_load(json_t **out, const char *text, size_t n_bytes, 
     if (b.out_of_memory) return dspark__fail_nomem(err, "a JSON document", n_bytes);
     return dspark__fail(err, DSPARK_EFORMAT, where, "not valid JSON: %s", b.reader.error);
 }
+
+char *dspark__json_text(const json_t *value, size_t flags)
+{
+    size_t n = json_dumpb(value, NULL, 0, flags);
+    char *text = n ? malloc(n + 1) : NULL;
+    if (!text) return NULL;
+    if (json_dumpb(value, text, n, flags) != n) {
+        free(text);
+        return NULL;
+    }
+    text[n] = 0;
+    return text;
+}

@@ -57,4 +57,8 @@ int dspark__json_refuse(dspark__json_reader *r, const char *fmt, ...)
 dspark_status dspark__json_load(json_t **out, const char *text, size_t n_bytes, unsigned max_depth,
                                 const char *where, dspark_error *err);
 
+/* The text of a value (jansson's JSON_* flags), freed with free(); NULL when memory runs out. Not
+ * json_dumps: jansson 2.14 leaves text out without a word when its buffer cannot grow. */
+char *dspark__json_text(const json_t *value, size_t flags);
+
 #endif

@@ -90,36 +90,78 @@ static void check_shape(checker *k, const dspark_tensor *t, uint32_t rank, const
            dspark__shape_text(rank, shape, wanted, sizeof wanted), more);
 }
 
+static void report_dtype(checker *k, const dspark_tensor *t)
+{
+    int served_elsewhere = t->dtype == DSPARK_F16 || t->dtype == DSPARK_F32;
+
+    report(k, served_elsewhere ? DSPARK_EUNSUPPORTED : DSPARK_EMODEL, t->file, t->name,
+           "dtype %s, only BF16 is served", dspark__dtype_name(t->dtype));
+}
+
+/* A module that is more than one plain BF16 tensor. Returns 1 when that settles the entry. */
+static int judge_module(checker *k, size_t i, const char *name)
+{
+    const dspark_tensor *carrier = dspark__checkpoint_at(k->ckpt, i);
+    const dspark__file_module *m = dspark__modules_of(&k->modules, i);
+    const char *scheme = "";
+
+    switch (dspark__file_module_state(m, &scheme)) {
+    case DSPARK__MODULE_BF16: return 0;
+    case DSPARK__MODULE_DENSE:
+    case DSPARK__MODULE_QUANTISED:
+        report(k, DSPARK_EUNSUPPORTED, carrier->file, carrier->name,
+               "its module is %s; only BF16 is served", scheme);
+        return 1;
+    case DSPARK__MODULE_BROKEN:
+        report(k, DSPARK_EMODEL, carrier->file, carrier->name, "its module contradicts itself: %s",
+               scheme);
+        return 1;
+    default:
+        if (!dspark__file_module_part(m, "weight")) return 0; /* "missing" says it better */
+        report(k, DSPARK_EMODEL, carrier->file, carrier->name,
+               "dtype %s, the config needs BF16 for "
+               "%.90s",
+               dspark__dtype_name(carrier->dtype), name);
+        return 1;
+    }
+}
+
 /* lm_head and a confidence head that is not enabled: allowed, and still checked. Returns 0 when the
  * tensor is neither. */
-static int check_extra(checker *k, const dspark_tensor *t, const dspark__name *n)
+static int check_extra(checker *k, size_t i, const dspark__name *n)
 {
     const dspark_config *c = &k->doc->config;
+    const dspark_tensor *t = dspark__checkpoint_at(k->ckpt, i);
+    const dspark__file_module *m = dspark__modules_of(&k->modules, i);
     dspark__target target = n->arrivals[0].target;
+    int bias = !strcmp(n->arrivals[0].suffix, "bias");
 
     if (k->doc->context_only) return 0;
-    if (target == DSPARK__T_LM_HEAD && !strcmp(n->arrivals[0].suffix, "weight")) {
+    if (target != DSPARK__T_LM_HEAD && (target != DSPARK__T_CONFIDENCE || c->confidence_head))
+        return 0;
+    if (!is_plain(n)) { /* judged once: with the weight, or with the first that is there without it */
+        if (dspark__file_module_part(m, "weight") || m->parts[0].tensor != t) return 1;
+        return judge_module(k, i, n->canonical);
+    }
+    if (target == DSPARK__T_LM_HEAD) {
         uint64_t shape[2] = {c->vocab_size, c->hidden_size};
+        if (bias) return 0;
+        if (judge_module(k, i, n->canonical)) return 1;
         check_shape(k, t, 2, shape,
                     t->rank == 2 && t->shape[0] < shape[0]
                         ? "; a smaller draft vocabulary would need a d2t map, which is not served"
                         : "");
-    } else if (target == DSPARK__T_CONFIDENCE && !c->confidence_head && is_plain(n)) {
-        int bias = !strcmp(n->arrivals[0].suffix, "bias");
+        return 1;
+    } else {
         uint64_t shape[2] = {1, c->hidden_size};
+        if (!bias && judge_module(k, i, n->canonical)) return 1;
         /* which input the head was made for is not said when it is off */
         if (!bias && t->rank == 2 && t->shape[1] == (uint64_t)c->hidden_size + c->markov_rank)
             shape[1] = t->shape[1];
         check_shape(k, t, bias ? 1 : 2, shape, "");
-    } else {
-        return 0;
+        if (bias && t->dtype != DSPARK_BF16) report_dtype(k, t);
+        return 1;
     }
-    if (t->dtype != DSPARK_BF16)
-        report(k,
-               t->dtype == DSPARK_F16 || t->dtype == DSPARK_F32 ? DSPARK_EUNSUPPORTED
-                                                                : DSPARK_EMODEL,
-               t->file, t->name, "dtype %s, only BF16 is served", dspark__dtype_name(t->dtype));
-    return 1;
 }
 
 /* ---- pass 1: sort the tensors ---------------------------------------------------------------- */
@@ -145,13 +187,10 @@ static void sort_mapped(checker *k, size_t i, const dspark__name *n)
         return;
     }
     if (!is_plain(n) && w != DSPARK__NAMETABLE_NONE) return; /* its module is judged in pass 2 */
-    if (check_extra(k, t, n)) return;
+    if (check_extra(k, i, n)) return;
     if (k->doc->context_only)
         report(k, DSPARK_EMODEL, t->file, t->name,
                "unexpected: dspark_parts says that only the context tensors are here");
-    else if (!is_plain(n))
-        report(k, DSPARK_EUNSUPPORTED, t->file, t->name, "a quantised %s; not served",
-               dspark__target_name(n->arrivals[0].target));
     else
         k->foreign[k->n_foreign++] = t;
 }
@@ -214,50 +253,18 @@ static void report_missing(checker *k, const dspark__roster_entry *e)
         report(k, DSPARK_EMODEL, NULL, e->name, "missing: the config needs BF16 %s", wanted);
 }
 
-/* A module that is more than one plain BF16 tensor. Returns 1 when that settles the entry. */
-static int judge_module(checker *k, size_t i, const dspark__roster_entry *e)
-{
-    const dspark_tensor *carrier = dspark__checkpoint_at(k->ckpt, i);
-    const dspark__file_module *m = dspark__modules_of(&k->modules, i);
-    const char *scheme = "";
-
-    switch (dspark__file_module_state(m, &scheme)) {
-    case DSPARK__MODULE_BF16: return 0;
-    case DSPARK__MODULE_DENSE:
-    case DSPARK__MODULE_QUANTISED:
-        report(k, DSPARK_EUNSUPPORTED, carrier->file, carrier->name,
-               "its module is %s; only BF16 is served", scheme);
-        return 1;
-    case DSPARK__MODULE_BROKEN:
-        report(k, DSPARK_EMODEL, carrier->file, carrier->name, "its module contradicts itself: %s",
-               scheme);
-        return 1;
-    default:
-        if (!dspark__file_module_part(m, "weight")) return 0; /* "missing" says it better */
-        report(k, DSPARK_EMODEL, carrier->file, carrier->name,
-               "dtype %s, the config needs BF16 for "
-               "%.90s",
-               dspark__dtype_name(carrier->dtype), e->name);
-        return 1;
-    }
-}
-
 static void judge_entry(checker *k, size_t i)
 {
     const dspark__roster_entry *e = &k->roster[i];
     const dspark_tensor *t = k->found[i];
 
-    if (k->carrier[i] && judge_module(k, k->carrier[i] - 1, e)) return;
+    if (k->carrier[i] && judge_module(k, k->carrier[i] - 1, e->name)) return;
     if (!t) {
         if (!e->optional) report_missing(k, e);
         return;
     }
     check_shape(k, t, e->rank, e->shape, "");
-    if (t->dtype != DSPARK_BF16)
-        report(k,
-               t->dtype == DSPARK_F16 || t->dtype == DSPARK_F32 ? DSPARK_EUNSUPPORTED
-                                                                : DSPARK_EMODEL,
-               t->file, t->name, "dtype %s, only BF16 is served", dspark__dtype_name(t->dtype));
+    if (t->dtype != DSPARK_BF16) report_dtype(k, t);
 }
 
 /* ---- pass 3: what nothing asked for ---------------------------------------------------------- */

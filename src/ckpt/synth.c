@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "ckpt/config.h"
+#include "ckpt/json.h"
 #include "ckpt/roster.h"
 #include "ckpt/synth_preset.h"
 #include "ckpt/synth_values.h"
@@ -397,7 +397,7 @@ static dspark_status write_index(stage *s, const plan *p, dspark_error *err)
     if (!bad)
         root = json_pack("{s{sI}sO}", "metadata", "total_size", (json_int_t)p->total, "weight_map",
                          map);
-    if (root) text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS);
+    if (root) text = dspark__json_text(root, JSON_INDENT(2) | JSON_SORT_KEYS);
     if (text)
         st = stage_write(s, "model.safetensors.index.json", text, strlen(text), err);
     else

@@ -238,7 +238,7 @@ static dspark_status apply_settings(json_t *root, const char *const *settings, s
 static char *dump_config(const json_t *root)
 {
     for (size_t digits = 6; digits <= 17; digits++) {
-        char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
+        char *text = dspark__json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
         json_t *back = NULL;
         dspark_status st;
         int same;

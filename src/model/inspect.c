@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "ckpt/dtype.h"
 #include "ckpt/family.h"
+#include "ckpt/json.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
 
@@ -467,7 +468,7 @@ static json_t *fingerprint_section(inspector *k, const json_t *config)
 {
     size_t n = dspark__checkpoint_count(k->ckpt);
     const dspark_tensor **sorted = calloc(n + 1, sizeof *sorted);
-    char *text = config ? json_dumps(config, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    char *text = config ? dspark__json_text(config, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     dspark__digest d;
     char hex[33];
 
@@ -526,12 +527,20 @@ static char *make_document(inspector *k)
                         k->doc ? dspark__inspect_plan(&k->doc->config) : json_null());
     dspark__inspect_put(oom, root, "deep", k->deep ? json_incref(k->deep) : json_null());
     dspark__inspect_put(oom, root, "tensors", k->tensors ? json_incref(k->tensors) : json_array());
-    if (!*oom && !(text = json_dumps(root, JSON_INDENT(2)))) *oom = 1;
+    if (!*oom && !(text = dspark__json_text(root, JSON_INDENT(2)))) *oom = 1;
     json_decref(root);
     return text;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
+
+static void warn_square(inspector *k)
+{
+    json_t *text = dspark__inspect_square(k->ckpt, &k->doc->config);
+
+    if (!text || json_is_string(text))
+        dspark__inspect_append(&k->oom, k->warnings, text);
+}
 
 static dspark_status inspect_path(inspector *k, dspark_error *err)
 {
@@ -544,6 +553,7 @@ static dspark_status inspect_path(inspector *k, dspark_error *err)
     if (k->ckpt) {
         k->tensors = dspark__inspect_tensors(k->ckpt, &k->modules, k->doc ? &k->doc->config : NULL);
         if (!k->tensors) k->oom = 1;
+        if (k->doc) warn_square(k);
         if (!k->oom && k->opts->deep && (st = read_deep(k, err)) != DSPARK_OK) return st;
     }
     if (!k->reason[0])

@@ -59,6 +59,8 @@ json_t *dspark__inspect_config(const dspark__config_doc *doc);
 json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__modules *modules,
                                 const dspark_config *config);
 json_t *dspark__inspect_plan(const dspark_config *config);
+/* One sentence about weights whose shape is the same when transposed; null when there is none. */
+json_t *dspark__inspect_square(const dspark_checkpoint *ckpt, const dspark_config *config);
 
 /* inspect_deep.c: what one tensor's data holds. */
 typedef struct dspark__tensor_stats {

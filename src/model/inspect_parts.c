@@ -193,6 +193,29 @@ json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__mod
     return NULL;
 }
 
+/* Square matrices are the ones whose transposition no shape can betray. */
+json_t *dspark__inspect_square(const dspark_checkpoint *ckpt, const dspark_config *config)
+{
+    size_t count = dspark__checkpoint_count(ckpt), n = 0;
+    const dspark_tensor *first = NULL;
+    char text[400];
+
+    for (size_t i = 0; i < count; i++) {
+        const dspark_tensor *t = dspark__checkpoint_at(ckpt, i);
+        dspark__arrival a[2];
+        if (t->rank != 2 || t->shape[0] != t->shape[1] || t->shape[0] < 2) continue;
+        if (!dspark__names_map(t->name, config, a) || strcmp(a[0].suffix, "weight") != 0) continue;
+        if (n++ == 0) first = t;
+    }
+    if (!first) return json_null();
+    snprintf(text, sizeof text,
+             "%zu weight%s as tall as wide (first: %.160s, [%llu, %llu]): no shape can tell "
+             "whether such a weight was stored transposed",
+             n, n == 1 ? " is" : "s are", first->name, (unsigned long long)first->shape[0],
+             (unsigned long long)first->shape[1]);
+    return dspark__inspect_text(text);
+}
+
 /* ---- plan ------------------------------------------------------------------------------------ */
 
 static void put_bytes(const dspark_config *c, json_t *plan, int *oom)

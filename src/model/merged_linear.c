@@ -13,8 +13,8 @@
 #define FEW_ROWS 16u
 /* Blocks for more rows: a [rows][BLOCK_K] piece of x and BLOCK_PANELS accumulators stay in the L2
  * cache (1 MB) while the weights stream through. */
-#define BLOCK_K 1024u
-#define BLOCK_PANELS 4u
+#define BLOCK_K 1792u
+#define BLOCK_PANELS 3u
 /* Bytes of a module that are packed between two progress steps. */
 #define PIECE_BYTES (8u << 20)
 
