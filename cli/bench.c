@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "args.h"
@@ -17,6 +18,7 @@
 #include "progress.h"
 
 #define BLOCK_SIZE 64
+#define HUGE_PAGE ((size_t)2 << 20)
 #define COLD_LIMIT 64                     /* up to here weights come from memory unless told */
 #define BUFFER_BYTES (UINT64_C(512) << 20)
 #define MAX_REPEATS 1000
@@ -202,10 +204,13 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
     job->states = calloc((size_t)n, (size_t)c->hidden_size * 2);
     job->positions = calloc((size_t)n, sizeof *job->positions);
     job->slots = calloc((size_t)n, sizeof *job->slots);
-    job->buffer = malloc((size_t)job->args->buffer);
+    job->buffer = aligned_alloc(HUGE_PAGE, (size_t)(job->args->buffer + HUGE_PAGE - 1) / HUGE_PAGE *
+                                               HUGE_PAGE);
     if (!job->states || !job->positions || !job->slots || !job->buffer)
         return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " rows and a "
                              "buffer of %" PRIu64 " bytes", n, job->args->buffer);
+    /* In huge pages like the packed weights, so that the probe reads what a stage reads. */
+    madvise(job->buffer, (size_t)job->args->buffer, MADV_HUGEPAGE);
     memset(job->buffer, 1, (size_t)job->args->buffer); /* real pages, not the shared zero page */
     for (i = 0; i < n; i++) job->positions[i] = job->slots[i] = (int64_t)i;
     if ((st = dump_make(&job->rows, n, 0, c, err)) != DSPARK_OK) return st;
@@ -470,6 +475,23 @@ done:
     return code;
 }
 
+/* Outputs that take no input's place and can be written: known before the minutes of measuring.
+ * Returns ARGS_RUN or an exit code. */
+static int check_outputs(const args_command *command, const bench_args *a)
+{
+    const char *const paths[] = {a->csv, a->svg}, *const names[] = {"--csv", "--svg"};
+    int i, code;
+    for (i = 0; i < 2; i++) {
+        const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
+        if (why) return args_complain(command, "%s: '%s' %s", names[i], paths[i], why);
+    }
+    if (a->csv && a->svg && out_same_target(a->csv, a->svg))
+        return args_complain(command, "--csv and --svg name the same file");
+    for (i = 0; i < 2; i++)
+        if (paths[i] && (code = out_file_try(paths[i])) != EXIT_OK) return code;
+    return ARGS_RUN;
+}
+
 int command_bench(int argc, char **argv)
 {
     bench_args a;
@@ -525,5 +547,6 @@ int command_bench(int argc, char **argv)
     if (a.cold && a.hot) return args_complain(&command, "--cold and --hot exclude each other");
     if (a.checkpoint && a.preset)
         return args_complain(&command, "--preset goes without CKPT");
-    return run_job(&command, &a);
+    code = check_outputs(&command, &a);
+    return code == ARGS_RUN ? run_job(&command, &a) : code;
 }
