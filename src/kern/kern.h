@@ -44,10 +44,62 @@ typedef struct dspark__gemm_bf16 {
     size_t prefetch_bytes;
 } dspark__gemm_bf16;
 
+/* ---- packed codes --------------------------------------------------------------------------------
+ *
+ * A quantised weight stays packed: panels of codes, expanded to a small block of bf16 panel just
+ * before gemm_bf16 reads it. Every expanded weight is exact in bf16, so how large the block is cannot
+ * be seen in a result. Layouts, for 48 outputs and k padded with codes of value 0 to a multiple of 8:
+ *
+ *   8 bits: [pair][48][2] bytes: the bf16 panel's order, one byte a weight (96 bytes a pair)
+ *   4 bits: [k/8][3][32] words of 16 bits: word i of register v holds, nibble j (low first), the
+ *           weight of pair 4g+j, output 16v + i/2, element i%2 (192 bytes for 8 values of k)
+ *
+ * scales (when scale != NONE): [ceil(k / block)][48] bytes, one for `block` values of k of an output. */
+typedef enum dspark__code_scale {
+    DSPARK__CODE_PLAIN = 0,   /* weight = table[code] */
+    DSPARK__CODE_E4M3 = 1,    /* weight = table[code] * e4m3fn(scale byte), scale finite and >= +0 */
+    DSPARK__CODE_E8M0 = 2,    /* weight = table[code] * 2^(scale byte - 127), byte != 255 */
+    DSPARK__CODE_OFFSET = 3   /* weight = table[code] - (int8_t)scale byte: integers, |weight| <= 256 */
+} dspark__code_scale;
+
+typedef struct dspark__code_format {
+    uint32_t bits;            /* 8 or 4 */
+    dspark__code_scale scale;
+    uint32_t block;           /* values of k per scale byte: a positive multiple of 8; 0 when plain */
+    uint16_t table[256];      /* code -> bf16; 16 entries when bits == 4 */
+} dspark__code_format;
+
+/* Bytes of codes of one panel, and of scales. */
+static inline size_t dspark__code_panel_bytes(const dspark__code_format *f, size_t k)
+{
+    return (k + 7) / 8 * (f->bits == 8 ? 4 * 96 : 192);
+}
+
+static inline size_t dspark__code_scale_bytes(const dspark__code_format *f, size_t k)
+{
+    return f->scale == DSPARK__CODE_PLAIN ? 0 : (k + f->block - 1) / f->block * DSPARK__PANEL;
+}
+
 typedef struct dspark__kern {
     dspark_isa isa;
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
+
+    /* Expand values k0 .. k0+n_k-1 of one panel to bf16 panel order, [ceil(n_k/2)][48][2] at w (64-byte
+     * aligned). codes and scales are the whole panel's (64-byte aligned codes, scales any); k0 is a
+     * multiple of 8, and n_k too unless it ends the panel (then the padding's codes are expanded too:
+     * w has room for n_k rounded up to 8). The product with a scale is one fp32 multiplication, exact
+     * before it is cut to bf16; a product that is subnormal in fp32 or bf16 becomes 0 of its sign. */
+    void (*decode)(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
+                   const dspark__code_format *f, size_t k0, size_t n_k);
+
+    /* sum[i][j] = acc[i][j] * s[j] when first, else fma(acc[i][j], s[j], sum[i][j]), for n_rows rows of
+     * 48 (one K-group has been accumulated in acc; s is its scale per output). IEEE, subnormals kept. */
+    void (*scale_add)(float *sum, const float *acc, const float *s, size_t n_rows, int first);
+
+    /* out[i][o] = bf16(acc[i][o] * s[o]) for o < n_out <= 48 (s may be NULL: 1); NaN -> 0x7fc0. */
+    void (*finish)(uint16_t *out, size_t out_stride, const float *acc, const float *s, size_t n_rows,
+                   size_t n_out);
 
     /* y = bf16((x * r) * w), r = 1 / sqrt(sum / n + eps), all fp32, IEEE division and root. sum has
      * 16 lanes: lane j takes elements 16i+j in order of i by fused multiply-add (missing ones are
