@@ -49,9 +49,10 @@ static size_t choose_tile(const dspark__chunk *chunk, size_t per_tile)
     return ceil_div(rows, 8) * 8;
 }
 
-static float *acc_of(const dspark__chunk *chunk, size_t worker)
+static void *scratch_of(const dspark__chunk *chunk, size_t worker)
 {
-    return (float *)chunk->views[DSPARK__VIEW_ACC] + worker * chunk->ctx->layout.acc_floats;
+    return (unsigned char *)chunk->views[DSPARK__VIEW_SCRATCH] +
+           worker * chunk->ctx->layout.scratch_bytes;
 }
 
 static void linear_task(void *arg, size_t worker)
@@ -72,7 +73,7 @@ static void linear_task(void *arg, size_t worker)
         uint32_t n_panels = panels - panel < UNIT_PANELS ? panels - panel : UNIT_PANELS;
         dspark__merged_linear_rows(part->ml, &chunk->ctx->kern, part->shard, panel, n_panels,
                                    job->x + row * job->x_stride, job->x_stride, rows,
-                                   acc_of(chunk, worker),
+                                   scratch_of(chunk, worker),
                                    job->out + row * job->out_stride + part->column +
                                        (size_t)panel * DSPARK__PANEL,
                                    job->out_stride);
@@ -280,7 +281,7 @@ static void split_task(void *arg, size_t worker)
         uint32_t n_panels = panels - panel < UNIT_PANELS ? panels - panel : UNIT_PANELS;
         uint16_t *entries = job->entries + a * chunk->n * job->stride;
         dspark__merged_linear_rows(ml, &chunk->ctx->kern, layer, panel, n_panels, chunk->x,
-                                   chunk->x_stride, chunk->n, acc_of(chunk, worker),
+                                   chunk->x_stride, chunk->n, scratch_of(chunk, worker),
                                    entries + (size_t)panel * DSPARK__PANEL, job->stride);
         if (atomic_fetch_sub(&job->remaining[a], 1) == 1)
             for (size_t i = 0; i < chunk->n; i++)
@@ -304,7 +305,7 @@ static void tile_task(void *arg, size_t worker)
         size_t rows = chunk->n - row < job->tile_rows ? chunk->n - row : job->tile_rows;
         dspark__merged_linear_rows(ml, &chunk->ctx->kern, layer, 0, ml->shards[layer].n_panels,
                                    chunk->x + row * chunk->x_stride, chunk->x_stride, rows,
-                                   acc_of(chunk, worker), tile, job->stride);
+                                   scratch_of(chunk, worker), tile, job->stride);
         for (size_t i = 0; i < rows; i++) insert_row(job, layer, row + i, tile + i * job->stride);
     }
 }

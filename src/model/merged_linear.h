@@ -14,8 +14,18 @@
 typedef struct dspark__shard {
     const dspark__scheme *scheme; /* NULL until filled */
     uint32_t rows;
-    uint32_t first_panel;
     uint32_t n_panels;
+    dspark__packing packing;
+    unsigned char *codes;         /* [n_panels][code_stride] bytes: bf16 panels or codes, 64-byte aligned */
+    size_t code_stride;
+    uint8_t *scales;              /* [n_panels][scale_stride] bytes, or NULL */
+    size_t scale_stride;
+    float *group_scales;          /* [n_panels][n_groups][48], or NULL */
+    uint32_t n_groups;
+    float *row_scales;            /* [n_panels][48], or NULL */
+    uint32_t *perm;               /* [k] columns in packed order, or NULL */
+    void *memory;                 /* the one allocation behind the five */
+    uint64_t bytes;
 } dspark__shard;
 
 typedef struct dspark__merged_linear {
@@ -23,43 +33,50 @@ typedef struct dspark__merged_linear {
     const char *name;      /* "context_kv"; static */
     uint32_t k;
     uint32_t n_shards;
-    uint32_t n_panels;
     uint32_t n_filled;
     dspark__shard *shards; /* [n_shards] */
-    uint16_t *panels;      /* [n_panels][panel_stride], 64-byte aligned */
-    size_t panel_stride;   /* elements */
-    uint64_t bytes;        /* of panels */
+    uint64_t bytes;        /* of packed weights, over the filled shards */
 } dspark__merged_linear;
 
-/* Bytes of panels for such a linear; 0 on overflow. */
-uint64_t dspark__merged_linear_bytes(uint32_t k, uint32_t n_shards, const uint32_t *rows);
+/* Bytes that a packed shard of `rows` x k takes in memory; 0 when that overflows. */
+uint64_t dspark__packing_bytes(const dspark__packing *packing, uint64_t rows, uint64_t k);
+/* The packing of plain bf16. */
+extern const dspark__packing dspark__packing_bf16;
 
 dspark_status dspark__merged_linear_init(dspark__merged_linear *ml, const char *name, uint32_t k,
                                          uint32_t n_shards, const uint32_t *rows,
                                          const dspark_allocator *allocator, dspark_error *err);
 void dspark__merged_linear_free(dspark__merged_linear *ml);
 
-/* Take the rows of shard `s` from a module, in pieces: each is digested (digest may be NULL), packed
- * by all threads and dropped from memory. DSPARK_EMODEL when the shard is filled already or the shape
- * differs. `step` (may be NULL) hears the bytes of each piece; non-zero is DSPARK_ECANCELLED. */
+/* Where a shard's weights come from and who hears of it. */
+typedef struct dspark__fill {
+    const dspark_checkpoint *ckpt;
+    const dspark__module *module;
+    const dspark__quant_rule *rule;   /* NULL: the config says nothing of it */
+    dspark__threads *threads;
+    dspark__digest *digest;           /* of the file's bytes; may be NULL */
+    int (*step)(void *user, uint64_t bytes); /* hears the bytes of each piece; non-zero cancels; NULL */
+    void *user;
+} dspark__fill;
+
+/* Take the rows of shard `s` from a module: find its scheme, check it, pack it with all threads in
+ * pieces that are dropped from memory once read. DSPARK_EMODEL when the shard is filled already or the
+ * shape differs, DSPARK_ECANCELLED, DSPARK_ENOMEM. */
 dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
-                                         const dspark_checkpoint *ckpt,
-                                         const dspark__module *module, dspark__threads *threads,
-                                         dspark__digest *digest,
-                                         int (*step)(void *user, uint64_t bytes), void *user,
-                                         dspark_error *err);
+                                         const dspark__fill *fill, dspark_error *err);
 
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);
 
-/* Floats of accumulator space that dspark__merged_linear_rows needs for up to n_rows rows. */
-size_t dspark__merged_linear_acc(size_t n_rows);
+/* Bytes of scratch that dspark__merged_linear_rows needs for up to n_rows rows. */
+size_t dspark__merged_linear_scratch(size_t n_rows);
 
 /* out[i][o] = bf16(x[i] . W[o]) for panels [p0, p0 + n_panels) of shard `s` (indices within the
- * shard), on the calling thread. out points at the first of these outputs; acc is 64-byte aligned. */
+ * shard), on the calling thread. out points at the first of these outputs; scratch is 64-byte
+ * aligned. What the product is, docs/numerics.md says for each scheme. */
 void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__kern *kern,
                                 uint32_t s, uint32_t p0, uint32_t n_panels, const void *x,
-                                size_t x_stride, size_t n_rows, float *acc, uint16_t *out,
+                                size_t x_stride, size_t n_rows, void *scratch, uint16_t *out,
                                 size_t out_stride);
 
 #endif

@@ -40,8 +40,8 @@ static int count(dspark__layout *out, const dspark_config *c, const dspark_conte
             return 0;
         s[DSPARK__VIEW_ENTRIES] = a > b || m <= DSPARK__SPLIT_ROWS ? a : b;
     }
-    out->acc_floats = dspark__merged_linear_acc(tile);
-    if (!times(&s[DSPARK__VIEW_ACC], out->acc_floats, o->n_threads, sizeof(float))) return 0;
+    out->scratch_bytes = dspark__merged_linear_scratch(tile);
+    if (!times(&s[DSPARK__VIEW_SCRATCH], out->scratch_bytes, o->n_threads, 1)) return 0;
     if (!times(&s[DSPARK__VIEW_ROPE], m, c->qk_rope_head_dim, sizeof(float))) return 0;
     out->slot_table = 16;
     while (out->slot_table < 2 * (size_t)m) out->slot_table *= 2;

@@ -17,7 +17,7 @@ enum {
     DSPARK__VIEW_TAPS,     /* [m][T * tap_width] bf16 after fc_norm; empty without it */
     DSPARK__VIEW_STATES,   /* [m][h] bf16 */
     DSPARK__VIEW_ENTRIES,  /* bf16: tiles, or what the other paths materialise */
-    DSPARK__VIEW_ACC,      /* [threads][acc] fp32 */
+    DSPARK__VIEW_SCRATCH,  /* [threads][scratch_bytes] */
     DSPARK__VIEW_ROPE,     /* [m][2][pairs] fp32 */
     DSPARK__VIEW_SLOTS,    /* hash table of int64 */
     DSPARK__VIEW_COUNT
@@ -28,7 +28,7 @@ typedef struct dspark__layout {
     uint32_t n_threads;
     size_t sizes[DSPARK__VIEW_COUNT];
     size_t total;
-    size_t acc_floats;     /* of one thread */
+    size_t scratch_bytes;  /* of one thread, for a merged linear */
     size_t slot_table;     /* entries, a power of two */
 } dspark__layout;
 
