@@ -21,6 +21,7 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define COLD_LIMIT 64                     /* up to here weights come from memory unless told */
 #define BUFFER_BYTES (UINT64_C(512) << 20)
+#define BUFFER_MAX (UINT64_C(1) << 40)    /* far from where rounding up to huge pages wraps */
 #define MAX_REPEATS 1000
 #define PROBE_SECONDS 0.4
 
@@ -517,8 +518,8 @@ int command_bench(int argc, char **argv)
         {"hot", ARGS_FLAG, &a.hot, NULL, "weights stay where the last call left them", 0, 0, NULL,
          NULL},
         {"buffer", ARGS_SIZE, &a.buffer, "BYTES",
-         "buffer of the read probe and for emptying caches\n(default 512M)", 1048576, 0, NULL,
-         NULL},
+         "buffer of the read probe and for emptying caches\n(default 512M)", 1048576,
+         BUFFER_MAX, NULL, NULL},
         {"no-states", ARGS_FLAG, &a.no_states, NULL, "do not measure taps -> states", 0, 0, NULL,
          NULL},
         {"csv", ARGS_TEXT, &a.csv, "FILE", "write every measurement as CSV", 0, 0, NULL, NULL},

@@ -3,11 +3,9 @@
  * the model and the dump only, so that runs with another batch size, path, thread count or
  * instruction set give the same bytes. */
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include "args.h"
 #include "commands.h"
@@ -117,30 +115,11 @@ static int read_scales(const args_command *command, context_job *job)
 /* The output must not take the place of an input. Returns ARGS_RUN or an exit code. */
 static int check_output(const args_command *command, const context_args *a)
 {
-    struct stat out, other;
-    char directory[PATH_MAX], checkpoint[PATH_MAX], text[PATH_MAX];
-    char *slash;
+    const char *why;
     if (!a->out) return ARGS_RUN;
-    if (stat(a->out, &out) == 0) {
-        if (S_ISDIR(out.st_mode))
-            return args_complain(command, "--out: '%s' is a directory", a->out);
-        if ((stat(a->taps, &other) == 0 && out.st_dev == other.st_dev &&
-             out.st_ino == other.st_ino) ||
-            (stat(a->checkpoint, &other) == 0 && out.st_dev == other.st_dev &&
-             out.st_ino == other.st_ino))
-            return args_complain(command, "--out: '%s' is an input of this run", a->out);
-    }
-    snprintf(text, sizeof text, "%s", a->out);
-    slash = strrchr(text, '/');
-    if (slash)
-        slash[slash == text] = 0;
-    else
-        snprintf(text, sizeof text, ".");
-    if (realpath(text, directory) && realpath(a->checkpoint, checkpoint) &&
-        strcmp(directory, checkpoint) == 0)
-        return args_complain(command, "--out: '%s' would become a part of the checkpoint; choose "
-                             "another directory", a->out);
-    return ARGS_RUN;
+    why = out_refuse_target(a->out, a->checkpoint);
+    if (!why) why = out_refuse_target(a->out, a->taps);
+    return why ? args_complain(command, "--out: '%s' %s", a->out, why) : ARGS_RUN;
 }
 
 static dspark_status open_model(context_job *job, dspark_error *err)
@@ -374,11 +353,19 @@ static dspark_status run_rows(context_job *job, dspark_error *err)
 
 /* ---- the report ---- */
 
+/* The kernel's high-water mark of this program alone: getrusage would hand down what the parent held
+ * when it started us, so it is only the way out where there is no /proc. */
 static uint64_t peak_memory(void)
 {
     struct rusage usage;
-    if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
-    return (uint64_t)usage.ru_maxrss * 1024;
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu kB", &kib) == 1) break;
+    if (f) fclose(f);
+    if (!kib && getrusage(RUSAGE_SELF, &usage) == 0) kib = (unsigned long long)usage.ru_maxrss;
+    return kib * 1024;
 }
 
 /* Rows at positions that training never saw; acceptance may fall there. */

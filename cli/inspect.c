@@ -20,7 +20,7 @@ static void print_verdict(dspark_verdict verdict, const char *path, const json_t
     putchar('\n');
     if (verdict == DSPARK_USABLE) {
         printf("next: dspark context ");
-        out_text(stdout, path);
+        out_word(stdout, path);
         printf(" --taps DUMP --out CACHES\n");
     } else if (verdict == DSPARK_RECOGNISED) {
         printf("next: serve it with the program that it was made for\n");

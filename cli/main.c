@@ -67,6 +67,7 @@ static int run_help(int argc, char **argv)
 int main(int argc, char **argv)
 {
     const command *c;
+    out_start();
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;
@@ -82,6 +83,5 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "help") == 0) return out_finish(run_help(argc, argv));
     c = find_command(argv[1]);
     if (!c) return EXIT_USAGE;
-    out_install_signals();
     return out_finish(c->run(argc - 1, argv + 1));
 }

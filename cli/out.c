@@ -3,6 +3,8 @@
 #include "out.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -87,7 +89,7 @@ dspark_status out_set_error(dspark_error *err, dspark_status code, const char *w
 void out_add_path(dspark_error *err, const char *path)
 {
     char where[sizeof err->where];
-    if (strstr(err->where, path)) return;
+    if (strncmp(err->where, path, strlen(path)) == 0) return;
     memcpy(where, err->where, sizeof where);
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }
@@ -101,7 +103,7 @@ int out_finish(int code)
     return code;
 }
 
-/* ---- cancelling ---- */
+/* ---- the process ---- */
 
 static void on_signal(int number)
 {
@@ -110,15 +112,42 @@ static void on_signal(int number)
     if (++signals_seen >= 3) _exit(EXIT_CANCELLED);
 }
 
-void out_install_signals(void)
+/* Every mapping of this process is an input file. Other threads may be anywhere, so there is no way
+ * back: say it and go. */
+static void on_bus_error(int number)
 {
-    struct sigaction action;
+    static const char text[] = "dspark: an input file became shorter, or its disk failed, while it "
+                               "was read (DSPARK_EIO)\n";
+    (void)number;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(EXIT_INPUT);
+    _exit(EXIT_INPUT);
+}
+
+static void set_handler(int number, void (*handler)(int))
+{
+    struct sigaction action, old;
     memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    action.sa_handler = handler;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    /* Ignored by the parent (nohup, a background job of a script): that is to stay. */
+    if (sigaction(number, NULL, &old) == 0 && old.sa_handler == SIG_IGN) return;
+    sigaction(number, &action, NULL);
+}
+
+void out_start(void)
+{
+    int fd;
+    for (fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        /* Opened for the wrong direction: using a closed standard output stays an error. */
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+            (void)open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
+    }
+    set_handler(SIGINT, on_signal);
+    set_handler(SIGTERM, on_signal);
+    set_handler(SIGHUP, on_signal);
+    set_handler(SIGXFSZ, SIG_IGN);
+    set_handler(SIGBUS, on_bus_error);
 }
 
 int out_interrupted(void)
@@ -134,11 +163,94 @@ dspark_status out_check_interrupt(dspark_error *err)
 
 /* ---- text ---- */
 
+/* Bytes of the well-formed UTF-8 sequence at s, which ends with a zero byte; 0 when there is none. */
+static size_t utf8_length(const unsigned char *s)
+{
+    size_t need, i;
+    unsigned low = 0x80, high = 0xbf; /* of the second byte: no overlong form, no surrogate */
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    need = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] == 0xe0) low = 0xa0;
+    if (s[0] == 0xed) high = 0x9f;
+    if (s[0] == 0xf0) low = 0x90;
+    if (s[0] == 0xf4) high = 0x8f;
+    if (s[1] < low || s[1] > high) return 0;
+    for (i = 2; i < need; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    return need;
+}
+
+/* The same, and 0 too for control characters; U+0080 to U+009F are some: U+009B is ESC [. */
+static size_t shown_length(const unsigned char *s)
+{
+    if (s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0)) return 0;
+    return utf8_length(s);
+}
+
+/* Bytes that one '?' stands for where shown_length says 0. */
+static size_t hidden_length(const unsigned char *s)
+{
+    size_t n = utf8_length(s);
+    return n ? n : 1;
+}
+
 void out_text(FILE *f, const char *text)
 {
-    const unsigned char *c;
-    for (c = (const unsigned char *)(text ? text : ""); *c; c++)
-        fputc(*c < 0x20 || *c == 0x7f ? '?' : *c, f);
+    const unsigned char *s = (const unsigned char *)(text ? text : "");
+    while (*s) {
+        size_t n = shown_length(s);
+        if (n)
+            fwrite(s, 1, n, f);
+        else
+            fputc('?', f);
+        s += n ? n : hidden_length(s);
+    }
+}
+
+char *out_clean(char *buf, size_t size, const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t used = 0;
+    while (*s) {
+        size_t n = shown_length(s), put = n ? n : 1;
+        if (put > size - 1 - used) break;
+        if (n)
+            memcpy(buf + used, s, n);
+        else
+            buf[used] = '?';
+        used += put;
+        s += n ? n : hidden_length(s);
+    }
+    buf[used] = 0;
+    return buf;
+}
+
+void out_word(FILE *f, const char *text)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "%+,-./:=@_";
+    const char *quote;
+    if (text[strspn(text, plain)] == 0 && *text) {
+        fputs(text, f);
+        return;
+    }
+    fputc('\'', f);
+    while ((quote = strchr(text, '\''))) {
+        char part[256];
+        while (text < quote) {
+            size_t n = (size_t)(quote - text) < sizeof part ? (size_t)(quote - text)
+                                                            : sizeof part - 1;
+            memcpy(part, text, n);
+            part[n] = 0;
+            out_text(f, part);
+            text += n;
+        }
+        fputs("'\\''", f);
+        text++;
+    }
+    out_text(f, text);
+    fputc('\'', f);
 }
 
 char *out_bytes(char buf[32], double n_bytes)
@@ -264,8 +376,11 @@ json_t *out_string(const char *text)
     if (s) return s;
     clean = strdup(text);
     if (!clean) return NULL;
-    for (c = clean; *c; c++)
-        if ((unsigned char)*c >= 0x80) *c = '?';
+    for (c = clean; *c;) {
+        size_t n = utf8_length((const unsigned char *)c);
+        if (!n) *c = '?';
+        c += n ? n : 1;
+    }
     s = json_string(clean);
     free(clean);
     return s;
@@ -279,9 +394,10 @@ json_t *out_real(double value)
 int out_json(json_t *document)
 {
     int failed = json_failed || !document;
+    /* ASCII: a terminal takes U+009B for ESC [ and U+202E turns lines around. */
     if (!failed)
-        failed = json_dumpf(document, stdout,
-                            JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_PRESERVE_ORDER) != 0;
+        failed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9) |
+                                                  JSON_PRESERVE_ORDER | JSON_ENSURE_ASCII) != 0;
     json_decref(document);
     if (failed) return out_error(EXIT_INTERNAL, "the JSON document could not be made or written");
     putchar('\n');
@@ -289,6 +405,62 @@ int out_json(json_t *document)
 }
 
 /* ---- files ---- */
+
+/* The folder that `path` lies in, without links and dots. 0 when there is none. */
+static int real_folder(const char *path, char folder[PATH_MAX])
+{
+    char text[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
+    if (!slash) return realpath(".", folder) != NULL;
+    if (n >= sizeof text) return 0;
+    memcpy(text, path, n);
+    text[n] = 0;
+    return realpath(n ? text : "/", folder) != NULL;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static int same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int out_same_target(const char *a, const char *b)
+{
+    char folder_a[PATH_MAX], folder_b[PATH_MAX];
+    if (same_file(a, b)) return 1;
+    return strcmp(base_name(a), base_name(b)) == 0 && real_folder(a, folder_a) &&
+           real_folder(b, folder_b) && strcmp(folder_a, folder_b) == 0;
+}
+
+const char *out_refuse_target(const char *path, const char *input)
+{
+    static const char index[] = ".index.json", config[] = "config.json";
+    char folder[PATH_MAX], files[PATH_MAX];
+    struct stat info;
+    size_t n;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return "is a directory";
+    if (!input) return NULL;
+    if (same_file(path, input)) return "is an input of this run";
+    n = strlen(input);
+    if (stat(input, &info) == 0 && S_ISDIR(info.st_mode)) {
+        if (!realpath(input, files)) return NULL;
+    } else if (!real_folder(input, files)) {
+        return NULL;
+    } else if (n < sizeof index - 1 || strcmp(input + n - (sizeof index - 1), index) != 0) {
+        /* One file: its neighbours are not its parts, but for the config. */
+        if (strcmp(base_name(path), config) != 0) return NULL;
+    }
+    if (real_folder(path, folder) && strcmp(folder, files) == 0)
+        return "would become a part of an input; choose another directory";
+    return NULL;
+}
 
 static int fail_file(out_file *file, const char *what)
 {
@@ -302,15 +474,22 @@ static int fail_file(out_file *file, const char *what)
 
 int out_file_open(out_file *file, const char *path)
 {
-    size_t size = strlen(path) + 16;
+    static const char name[] = ".dspark-XXXXXX";
+    const char *slash = strrchr(path, '/');
+    size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
+    struct stat info;
     int fd;
     mode_t mask = umask(0);
     umask(mask);
     memset(file, 0, sizeof *file);
     file->path = path;
-    file->temporary = malloc(size);
+    /* The rename would put a file in the place of a device or a pipe. */
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return out_error(EXIT_INTERNAL, "%s: exists and is not a regular file", path);
+    file->temporary = malloc(folder + sizeof name);
     if (!file->temporary) return fail_file(file, "write");
-    snprintf(file->temporary, size, "%s.tmp-XXXXXX", path);
+    memcpy(file->temporary, path, folder);
+    memcpy(file->temporary + folder, name, sizeof name);
     fd = mkstemp(file->temporary);
     if (fd < 0) {
         free(file->temporary);
@@ -323,6 +502,17 @@ int out_file_open(out_file *file, const char *path)
         close(fd);
         return fail_file(file, "write");
     }
+    return EXIT_OK;
+}
+
+int out_file_try(const char *path)
+{
+    out_file file;
+    int code = out_file_open(&file, path);
+    if (code != EXIT_OK) return code;
+    fclose(file.stream);
+    unlink(file.temporary);
+    free(file.temporary);
     return EXIT_OK;
 }
 

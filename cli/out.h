@@ -40,18 +40,26 @@ void out_add_path(dspark_error *err, const char *path);
 /* Flush stdout; a result that could not be written turns `code` into EXIT_INTERNAL. */
 int out_finish(int code);
 
-/* ---- cancelling ---- */
+/* ---- the process ---- */
 
-/* SIGINT and SIGTERM set a flag; the third one ends the process at once. */
-void out_install_signals(void);
+/* Before anything else: a closed standard descriptor is filled, so that no file of ours gets its
+ * number and a message never lands in a file. SIGINT, SIGTERM and SIGHUP set a flag (the third one
+ * ends the process at once) unless the parent has them ignored; a file that grows over its limit is
+ * an error of write, not a death; a mapped file that shrinks while it is read is an input error. */
+void out_start(void);
 int out_interrupted(void);
 /* DSPARK_ECANCELLED and its text when the flag is set, else DSPARK_OK. */
 dspark_status out_check_interrupt(dspark_error *err);
 
 /* ---- text ---- */
 
-/* Print a string from a file: control bytes, which could steer a terminal, become '?'. */
+/* Print a string from outside: control characters, which could steer a terminal, and what is not
+ * UTF-8 become '?'. */
 void out_text(FILE *f, const char *text);
+/* The same into buf[size], cut between characters. Returns buf. */
+char *out_clean(char *buf, size_t size, const char *text);
+/* Print a string so that a shell reads it as one word. */
+void out_word(FILE *f, const char *text);
 /* "665.1 MB" (powers of ten), "3,562,312,961", "1.234 ms". They return buf. */
 char *out_bytes(char buf[32], double n_bytes);
 char *out_count(char buf[32], uint64_t n);
@@ -85,6 +93,12 @@ int out_json(json_t *document);
 
 /* ---- files ---- */
 
+/* Why an output file must not be `path`, or NULL: it is a directory, it is `input`, or it would lie
+ * among the files of `input` (a checkpoint's or dump's path). input may be NULL. */
+const char *out_refuse_target(const char *path, const char *input);
+/* Do both name one file? Neither needs to exist; their folders must. */
+int out_same_target(const char *a, const char *b);
+
 /* A text file that is complete or not there: written under a temporary name beside `path`. */
 typedef struct out_file {
     FILE *stream;
@@ -93,6 +107,8 @@ typedef struct out_file {
 } out_file;
 /* Prints what went wrong; returns EXIT_OK or EXIT_INTERNAL. */
 int out_file_open(out_file *file, const char *path);
+/* Could it be opened? Leaves nothing behind. For an early answer before long work. */
+int out_file_try(const char *path);
 /* Flush, sync, rename. On failure the temporary file is removed. */
 int out_file_commit(out_file *file);
 

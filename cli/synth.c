@@ -91,6 +91,12 @@ static int write_dump(const synth_args *a)
                            &err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
+        char output[sizeof err.where];
+        /* The writer names the output as it was given; everything else is about the checkpoint. */
+        if (st == DSPARK_EIO && !strcmp(err.where, out_clean(output, sizeof output, a->dump))) {
+            out_fail(st, &err);
+            return EXIT_INTERNAL;
+        }
         if (st == DSPARK_EIO || st == DSPARK_EFORMAT || st == DSPARK_EMODEL)
             out_add_path(&err, a->checkpoint);
         return out_fail(st, &err);
@@ -101,6 +107,7 @@ static int write_dump(const synth_args *a)
 int command_synth(int argc, char **argv)
 {
     synth_args a;
+    const char *why;
     int seed_given = 0, code;
     static const char *const operands[] = {"OUT", NULL};
     const args_option options[] = {
@@ -144,6 +151,8 @@ int command_synth(int argc, char **argv)
                                  "--tokens, --seed and --json");
         else if (!a.checkpoint || !a.n_tokens)
             code = args_complain(&command, "--dump needs --for CKPT and --tokens N");
+        else if ((why = out_refuse_target(a.dump, a.checkpoint)))
+            code = args_complain(&command, "--dump: '%s' %s", a.dump, why);
         else
             code = write_dump(&a);
     } else if (a.checkpoint || a.n_tokens) {

@@ -1,6 +1,6 @@
-/* Faults of loading that users of drafters reported (docs/faults.md), end to end: the same broken or
- * foreign checkpoint through opening, inspection and the command. The rules one by one are tested in
- * test_safetensors.c, test_config.c and test_roster.c. */
+/* Faults of loading that users of drafters reported (docs/faults.md), end to end: the same broken
+ * or foreign checkpoint through opening, inspection and the command. The rules one by one are
+ * tested in test_safetensors.c, test_config.c and test_roster.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -166,7 +166,7 @@ static void a_missing_tensor_stops_everything(void **state)
     }
 }
 
-/* One layer's KV projection under another name never leaves its shard of the merged matrix empty. */
+/* One layer's KV projection under another name never leaves its shard of the matrix empty. */
 static void a_renamed_kv_projection(void **state)
 {
     static const char name[] = "layers.2.self_attn.kv_a_proj_with_mqa.weight";
@@ -348,7 +348,7 @@ static void quantised_tensors_are_named(void **state)
     refused(write_with(NULL, NULL), DSPARK_EUNSUPPORTED, KV1 "|mxfp4");
 }
 
-/* A config that speaks of quantisation over plain tensors: nothing is quantised, and both are said. */
+/* A config that speaks of quantisation over plain tensors: none is, and both are said. */
 static void a_quantised_config_over_plain_tensors(void **state)
 {
     dspark_model *m;
@@ -356,11 +356,13 @@ static void a_quantised_config_over_plain_tensors(void **state)
     (void)state;
     tiny_roster();
     const char *dir = write_with("quantization_config",
-                                 "{\"quant_method\": \"fp8\", \"ignore\": [\"layers.3.self_attn\"]}");
+                                 "{\"quant_method\": \"fp8\", "
+                                 "\"ignore\": [\"layers.3.self_attn\"]}");
     json_t *o = inspect(dir, DSPARK_USABLE), *q = json_object_get(o, "quantisation");
+    json_t *schemes = json_object_get(q, "schemes");
     assert_string_equal(json_string_value(json_object_get(q, "config_method")), "fp8");
-    assert_int_equal(json_object_size(json_object_get(q, "schemes")), 1);
-    assert_int_equal(json_integer_value(json_object_get(json_object_get(q, "schemes"), "bf16")), 67);
+    assert_int_equal(json_object_size(schemes), 1);
+    assert_int_equal(json_integer_value(json_object_get(schemes, "bf16")), 67);
     json_decref(o);
     check(dspark_model_open(&m, dir, NULL, &err), DSPARK_OK, &err);
     dspark_model_close(m);

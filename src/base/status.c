@@ -63,6 +63,14 @@ dspark_status dspark__fail_nomem(dspark_error *err, const char *what, uint64_t b
                         (unsigned long long)bytes, what);
 }
 
+/* Descriptors that ran out say as little about a file as memory that ran out. */
+dspark_status dspark__status_of_errno(int error_number)
+{
+    return error_number == ENOMEM || error_number == EMFILE || error_number == ENFILE
+               ? DSPARK_ENOMEM
+               : DSPARK_EIO;
+}
+
 dspark_status dspark__fail_errno(dspark_error *err, const char *where, const char *what,
                                  int error_number)
 {
@@ -74,8 +82,7 @@ dspark_status dspark__fail_errno(dspark_error *err, const char *where, const cha
     if (strerror_r(error_number, buffer, sizeof buffer) != 0)
         snprintf(buffer, sizeof buffer, "error %d", error_number);
 #endif
-    return dspark__fail(err, error_number == ENOMEM ? DSPARK_ENOMEM : DSPARK_EIO, where, "%s: %s",
-                        what, text);
+    return dspark__fail(err, dspark__status_of_errno(error_number), where, "%s: %s", what, text);
 }
 
 void dspark__error_clear(dspark_error *err)

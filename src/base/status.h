@@ -19,7 +19,10 @@ dspark_status dspark__fail(dspark_error *err, dspark_status code, const char *wh
 /* The common one: "out of memory: N bytes for WHAT". */
 dspark_status dspark__fail_nomem(dspark_error *err, const char *what, uint64_t bytes);
 
-/* A refused call: "WHAT: text of error_number"; DSPARK_ENOMEM for ENOMEM, else DSPARK_EIO. */
+/* DSPARK_ENOMEM for memory and descriptors that ran out (ENOMEM, EMFILE, ENFILE), else DSPARK_EIO. */
+dspark_status dspark__status_of_errno(int error_number);
+
+/* A refused call: "WHAT: text of error_number" with the status above. */
 dspark_status dspark__fail_errno(dspark_error *err, const char *where, const char *what,
                                  int error_number);
 

@@ -55,7 +55,7 @@ static dspark_status read_whole(char **out, size_t *n_bytes, const char *file, d
     /* O_NONBLOCK: a pipe of that name must not hang the open */
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
-    if (fd < 0) return dspark__fail(err, DSPARK_EIO, file, "cannot open: %s", strerror(errno));
+    if (fd < 0) return dspark__fail_errno(err, file, "cannot open", errno);
     if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
         st = dspark__fail(err, DSPARK_EIO, file, "not a regular file");
         goto fail;

@@ -130,7 +130,8 @@ static char *join_path(const char *dir, const char *name)
 
 static dspark_status fail_os(dspark_error *err, const char *path, const char *what)
 {
-    return dspark__fail(err, DSPARK_EIO, path, "cannot %s: %s", what, strerror(errno));
+    return dspark__fail(err, dspark__status_of_errno(errno), path, "cannot %s: %s", what,
+                        strerror(errno));
 }
 
 static int is_checkpoint_file(const char *name)

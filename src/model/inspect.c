@@ -107,7 +107,7 @@ static void look_at_folder(inspector *k)
     struct dirent *entry;
 
     if (!dir) {
-        k->oom |= errno == ENOMEM;
+        k->oom |= dspark__status_of_errno(errno) == DSPARK_ENOMEM;
         return;
     }
     while ((entry = readdir(dir)) != NULL) {
@@ -130,10 +130,13 @@ static void look_at_folder(inspector *k)
 static void look_at_file(inspector *k)
 {
     unsigned char magic[4] = {0, 0, 0, 0};
-    int fd = open(k->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(k->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ssize_t n;
 
-    if (fd < 0) return;
+    if (fd < 0) {
+        k->oom |= dspark__status_of_errno(errno) == DSPARK_ENOMEM;
+        return;
+    }
     n = read(fd, magic, sizeof magic);
     close(fd);
     if (n == 4 && !memcmp(magic, "GGUF", 4))

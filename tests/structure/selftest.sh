@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The structural tests themselves: a small good tree passes, and each kind of breach is caught.
 # usage: selftest.sh STRUCTURE_DIR
+# shellcheck disable=SC2016 # back quotes of Markdown
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "$0")/common.sh"
@@ -10,7 +11,7 @@ trap 'rm -rf "$tmp"' EXIT
 
 good_tree() {
     rm -rf "$tmp/t"
-    mkdir -p "$tmp/t"/{include/dspark,src/{base,ckpt,quant,kern/avx2,model},cli,examples,tests,bench}
+    mkdir -p "$tmp/t"/{include/dspark,src/{base,ckpt,quant,kern/avx2,model},cli,examples,tests,bench,docs}
     cd "$tmp/t"
     printf '/* header */\nDSPARK_API const char *dspark_version(void);\n' > include/dspark/dspark.h
     printf '/* api */\n#include "dspark/dspark.h"\nconst char *dspark_version(void)\n{\n    return "exit(";\n}\n' > src/api.c
@@ -24,6 +25,8 @@ good_tree() {
     printf '/* cli */\n#include <stdio.h>\n#include "dspark/dspark.h"\n#include "cli.h"\n' > cli/main.c
     printf '/* cli */\n' > cli/cli.h
     printf '/* example */\n#include <dspark/dspark.h>\n' > examples/minimal.c
+    printf '/* test */\n/* see faults.md F1 */\nint t = cmocka_unit_test(test_here);\n' > tests/test_x.c
+    printf '| F1 | [a](https://github.com/a/b/pull/1) | c | d | `test_x: test_here` |\n' > docs/faults.md
 }
 
 expect() { # pass|fail SCRIPT WHAT
@@ -44,6 +47,7 @@ breach() { # SCRIPT WHAT FILE TEXT...
 good_tree
 expect pass sources.sh 'a good tree'
 expect pass arrows.sh 'a good tree'
+expect pass faults.sh 'a good tree'
 
 breach sources.sh 'a call of printf' src/base/a.h 'static void f(void) { printf("x"); }\n'
 breach sources.sh 'stderr' src/base/a.h 'static void *f(void) { return stderr; }\n'
@@ -70,6 +74,14 @@ breach arrows.sh 'a file that is not there' src/model/d.c '#include "nowhere.h"\
 breach arrows.sh 'cli into src' cli/main.c '#include "base/a.h"\n'
 breach arrows.sh 'cli uses an internal name' cli/main.c 'int dspark__foo(void);\n'
 breach arrows.sh 'examples into src' examples/minimal.c '#include "model/d.h"\n'
+
+fault='| %s | [a](https://github.com/a/b/issues/2) | c | d | `%s` |\n'
+breach faults.sh 'a test that is not run' docs/faults.md "$fault" F2 'test_x: test_gone'
+breach faults.sh 'a file that is not there' docs/faults.md "$fault" F2 'test_z: test_here'
+breach faults.sh 'a row without a test' docs/faults.md "$fault" F2 'none'
+breach faults.sh 'a number used twice' docs/faults.md "$fault" F1 'test_x: test_here'
+breach faults.sh 'a row without a link' docs/faults.md '| F2 | a | c | d | `test_x: test_here` |\n'
+breach faults.sh 'a comment that leads nowhere' tests/test_x.c '/* faults.md F9 */\n'
 
 cd /
 finish 'structural tests catch every kind of breach'
