@@ -6,6 +6,7 @@ int command_inspect(int argc, char **argv);
 int command_synth(int argc, char **argv);
 int command_context(int argc, char **argv);
 int command_compare(int argc, char **argv);
+int command_quantize(int argc, char **argv);
 int command_bench(int argc, char **argv);
 
 #endif

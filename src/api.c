@@ -10,6 +10,8 @@
 #include "model/context.h"
 #include "model/inspect.h"
 #include "model/probe.h"
+#include "quant/encode.h"
+#include "quant/quantize.h"
 
 /* Copy a caller's options over the defaults in `own`: an older caller's struct is shorter. NULL keeps
  * the defaults. */
@@ -418,6 +420,31 @@ dspark_status dspark_synth_dump(const char *file, const char *ckpt, uint64_t n_t
     dspark__error_clear(err);
     if (!file || !ckpt) return fail_null(err, "file or ckpt");
     return dspark__synth_dump(file, ckpt, n_tokens, seed, progress, progress_user, err);
+}
+
+/* ---- quantising ---- */
+
+const char *dspark_format_name(dspark_format format)
+{
+    return dspark__format_name(format);
+}
+
+void dspark_quantize_opts_init(dspark_quantize_opts *opts)
+{
+    *opts = (dspark_quantize_opts){.struct_size = sizeof *opts};
+}
+
+dspark_status dspark_quantize(const char *ckpt, const char *out, const dspark_quantize_opts *opts,
+                              dspark_error *err)
+{
+    dspark_quantize_opts own;
+    dspark_quantize_opts_init(&own);
+    dspark_status st = take_opts(&own, sizeof own, opts, "quantize options", err);
+    if (st != DSPARK_OK) return st;
+    if (!ckpt || !out || !*out) return fail_null(err, "ckpt or out");
+    if ((own.n_ignore && !own.ignore) || (own.n_targets && !own.targets))
+        return fail_null(err, "ignore or targets");
+    return dspark__quantize(ckpt, out, &own, err);
 }
 
 /* ---- measuring ---- */

@@ -65,12 +65,20 @@ static dspark__threads *two_threads(void)
     return t;
 }
 
+static dspark_status fill(dspark__merged_linear *ml, uint32_t s, const files *f,
+                          const dspark__module *module, dspark__threads *t,
+                          int (*step)(void *user, uint64_t bytes), void *user, dspark_error *err)
+{
+    dspark__fill from = {f->ckpt, module, NULL, t, NULL, step, user};
+    return dspark__merged_linear_fill(ml, s, &from, err);
+}
+
 static void fill_all(dspark__merged_linear *ml, const files *f, dspark__threads *t)
 {
     dspark_error err;
     check(dspark__merged_linear_init(ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
     for (uint32_t s = 0; s < SHARDS; s++)
-        check(dspark__merged_linear_fill(ml, s, f->ckpt, &f->modules[s], t, NULL, NULL, NULL, &err),
+        check(fill(ml, s, f, &f->modules[s], t, NULL, NULL, &err),
               DSPARK_OK, &err);
     check(dspark__merged_linear_complete(ml, &err), DSPARK_OK, &err);
 }
@@ -86,12 +94,14 @@ static void shards_are_what_they_are_alone(void **state)
     dspark__threads *t = two_threads();
     uint64_t seed = 9;
     static uint16_t x[140][K], merged[140][120], single[140][120];
-    float *acc = dspark__alloc(NULL, dspark__merged_linear_acc(140) * sizeof *acc, 64);
-    assert_non_null(acc);
+    void *scratch = dspark__alloc(NULL, dspark__merged_linear_scratch(140), 64);
+    assert_non_null(scratch);
     open_files(&f);
     fill_all(&ml, &f, t);
-    assert_int_equal(ml.n_panels, 1 + 1 + 2 + 3); /* a shard starts a panel of its own */
-    assert_int_equal(ml.bytes, dspark__merged_linear_bytes(K, SHARDS, rows_of));
+    uint64_t bytes = 0;
+    for (int s = 0; s < SHARDS; s++) bytes += dspark__packing_bytes(&dspark__packing_bf16, rows_of[s], K);
+    assert_int_equal(bytes, (1 + 1 + 2 + 3) * dspark__panel_elements(K) * 2);
+    assert_int_equal(ml.bytes, bytes);
     for (int i = 0; i < 140; i++)
         for (int k = 0; k < K; k++) x[i][k] = (uint16_t)(0x3f00 + next_random(&seed) % 256);
     static const size_t counts[] = {0, 1, 5, 16, 17, 64, 140};
@@ -102,16 +112,16 @@ static void shards_are_what_they_are_alone(void **state)
         for (uint32_t s = 0; s < SHARDS; s++) {
             check(dspark__merged_linear_init(&alone, "alone", K, 1, &rows_of[s], NULL, &err), DSPARK_OK,
                   &err);
-            check(dspark__merged_linear_fill(&alone, 0, f.ckpt, &f.modules[s], t, NULL, NULL, NULL, &err),
+            check(fill(&alone, 0, &f, &f.modules[s], t, NULL, NULL, &err),
                   DSPARK_OK, &err);
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
                 memset(merged, 0x11, sizeof merged);
                 memset(single, 0x11, sizeof single);
                 for (uint32_t p = 0; p < ml.shards[s].n_panels; p++)
-                    dspark__merged_linear_rows(&ml, &kern, s, p, 1, x, sizeof x[0], counts[c], acc,
+                    dspark__merged_linear_rows(&ml, &kern, s, p, 1, x, sizeof x[0], counts[c], scratch,
                                                &merged[0][p * DSPARK__PANEL], 120);
                 dspark__merged_linear_rows(&alone, &kern, 0, 0, alone.n_panels, x, sizeof x[0],
-                                           counts[c], acc, single[0], 120);
+                                           counts[c], scratch, single[0], 120);
                 assert_memory_equal(merged, single, sizeof merged);
                 for (size_t i = 0; i < 140; i++)
                     for (uint32_t o = 0; o < 120; o++)
@@ -121,7 +131,7 @@ static void shards_are_what_they_are_alone(void **state)
             dspark__merged_linear_free(&alone);
             double want = 0, size = 0; /* the last output of the last row in double */
             double w[K];
-            dspark__scheme_bf16.dequantise(&f.modules[s], rows_of[s] - 1, K, w);
+            ml.shards[s].scheme->dequantise(&f.modules[s], NULL, rows_of[s] - 1, rows_of[s], K, w);
             for (int k = 0; k < K; k++) {
                 double term = w[k] * dspark__bf16_to_f32(x[139][k]);
                 want += term;
@@ -131,7 +141,7 @@ static void shards_are_what_they_are_alone(void **state)
             assert_true(fabs(got - want) <= fabs(want) / 256 + size * K * 0x1p-24);
         }
     }
-    dspark__free(NULL, acc, dspark__merged_linear_acc(140) * sizeof *acc);
+    dspark__free(NULL, scratch, dspark__merged_linear_scratch(140));
     dspark__merged_linear_free(&ml);
     dspark_checkpoint_close(f.ckpt);
     dspark__threads_free(t);
@@ -148,17 +158,17 @@ static void a_missing_or_double_shard_is_named(void **state)
     check(dspark__merged_linear_init(&ml, "context_kv", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
     for (uint32_t s = 0; s < SHARDS; s++) {
         if (s == 2) continue;
-        check(dspark__merged_linear_fill(&ml, s, f.ckpt, &f.modules[s], t, NULL, NULL, NULL, &err),
+        check(fill(&ml, s, &f, &f.modules[s], t, NULL, NULL, &err),
               DSPARK_OK, &err);
     }
     check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
     assert_string_equal(err.where, "context_kv");
     assert_non_null(strstr(err.message, "shard 2 of 4"));
-    check(dspark__merged_linear_fill(&ml, 1, f.ckpt, &f.modules[1], t, NULL, NULL, NULL, &err),
+    check(fill(&ml, 1, &f, &f.modules[1], t, NULL, NULL, &err),
           DSPARK_EMODEL, &err);
     assert_non_null(strstr(err.message, "twice"));
     /* another shape: both shapes are named, the shard stays unfilled */
-    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &f.modules[3], t, NULL, NULL, NULL, &err),
+    check(fill(&ml, 2, &f, &f.modules[3], t, NULL, NULL, &err),
           DSPARK_EMODEL, &err);
     assert_non_null(strstr(err.message, "[120,150]"));
     assert_non_null(strstr(err.message, "[49,150]"));
@@ -166,14 +176,14 @@ static void a_missing_or_double_shard_is_named(void **state)
     /* a module that no scheme reads: named, not packed */
     dspark__module odd = f.modules[2];
     odd.parts[0].suffix = "weight_packed";
-    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &odd, t, NULL, NULL, NULL, &err),
+    check(fill(&ml, 2, &f, &odd, t, NULL, NULL, &err),
           DSPARK_EUNSUPPORTED, &err);
     assert_non_null(strstr(err.message, "weight_packed"));
     odd = f.modules[2];
     odd.parts[1] = odd.parts[0];
     odd.parts[1].suffix = "weight_scale";
     odd.n_parts = 2;
-    check(dspark__merged_linear_fill(&ml, 2, f.ckpt, &odd, t, NULL, NULL, NULL, &err),
+    check(fill(&ml, 2, &f, &odd, t, NULL, NULL, &err),
           DSPARK_EUNSUPPORTED, &err);
     dspark__merged_linear_free(&ml);
     dspark_checkpoint_close(f.ckpt);
@@ -196,9 +206,9 @@ static void filling_can_be_cancelled(void **state)
     int steps = 0;
     open_files(&f);
     check(dspark__merged_linear_init(&ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
-    check(dspark__merged_linear_fill(&ml, 0, f.ckpt, &f.modules[0], t, NULL, stop_after_two, &steps, &err),
+    check(fill(&ml, 0, &f, &f.modules[0], t, stop_after_two, &steps, &err),
           DSPARK_OK, &err);
-    check(dspark__merged_linear_fill(&ml, 1, f.ckpt, &f.modules[1], t, NULL, stop_after_two, &steps, &err),
+    check(fill(&ml, 1, &f, &f.modules[1], t, stop_after_two, &steps, &err),
           DSPARK_ECANCELLED, &err);
     check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
     dspark__merged_linear_free(&ml);
@@ -212,12 +222,11 @@ static void sizes_that_overflow_are_refused(void **state)
     static const uint32_t huge[2] = {UINT32_MAX, UINT32_MAX}, none[1] = {0};
     dspark__merged_linear ml;
     dspark_error err;
-    assert_int_equal(dspark__merged_linear_bytes(UINT32_MAX, 2, huge), 0);
+    assert_int_equal(dspark__packing_bytes(&dspark__packing_bf16, UINT32_MAX, UINT64_MAX), 0);
     check(dspark__merged_linear_init(&ml, "huge", UINT32_MAX, 2, huge, NULL, &err), DSPARK_EINVAL, &err);
     check(dspark__merged_linear_init(&ml, "none", 64, 1, none, NULL, &err), DSPARK_EINVAL, &err);
     /* K3: what inspect promises for the cross-layer matrix */
-    static const uint32_t k3[5] = {576, 576, 576, 576, 576};
-    assert_int_equal(dspark__merged_linear_bytes(7168, 5, k3), 41287680);
+    assert_int_equal(dspark__packing_bytes(&dspark__packing_bf16, 576, 7168) * 5, 41287680);
 }
 
 int main(void)

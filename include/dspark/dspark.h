@@ -291,6 +291,7 @@ typedef struct dspark_model_opts {
     const dspark_allocator *allocator;
     dspark_progress progress;   /* bytes packed */
     void *progress_user;
+    int vllm_compat;            /* merge quantised shards as vLLM does (inexact, for comparing) */
 } dspark_model_opts;
 DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
 
@@ -488,6 +489,84 @@ DSPARK_API dspark_status dspark_synth_checkpoint(const char *dir, const dspark_s
 DSPARK_API dspark_status dspark_synth_dump(const char *file, const char *ckpt, uint64_t n_tokens,
                                            uint64_t seed, dspark_progress progress,
                                            void *progress_user, dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
+ * Quantising a checkpoint
+ * --------------------------------------------------------------------------------------------- */
+
+/* What a weight is stored as; docs/formats.md has the formulas. */
+typedef enum dspark_format {
+    DSPARK_FORMAT_NONE = 0,
+    DSPARK_FORMAT_FP8_TENSOR,  /* E4M3, one scale for the tensor */
+    DSPARK_FORMAT_FP8_CHANNEL, /* E4M3, one scale for each output */
+    DSPARK_FORMAT_FP8_BLOCK,   /* E4M3, one scale for 128 x 128 weights */
+    DSPARK_FORMAT_NVFP4,       /* E2M1, an E4M3 scale for 16 weights, one scale for the tensor */
+    DSPARK_FORMAT_MXFP4,       /* E2M1, a power of two for 32 weights */
+    DSPARK_FORMAT_MXFP8,       /* E4M3, a power of two for 32 weights */
+    DSPARK_FORMAT_INT8,        /* 8-bit integers, one scale for each output */
+    DSPARK_FORMAT_INT4,        /* 4-bit integers, one scale for a group of weights */
+    DSPARK_FORMAT_COUNT
+} dspark_format;
+
+/* "fp8-tensor", "fp8-channel", "fp8-block", "nvfp4", "mxfp4", "mxfp8", "int8", "int4"; "?" for other
+ * values. Static storage. */
+DSPARK_API const char *dspark_format_name(dspark_format format);
+
+typedef enum dspark_scale_search {
+    DSPARK_SCALES_ABSMAX = 0, /* the largest magnitude becomes the largest code */
+    DSPARK_SCALES_MSE = 1     /* the scale with the least squared error among a few below (and above) */
+} dspark_scale_search;
+
+typedef enum dspark_layout {
+    DSPARK_LAYOUT_COMPRESSED_TENSORS = 0,
+    DSPARK_LAYOUT_MODELOPT = 1 /* fp8-tensor and nvfp4 only */
+} dspark_layout;
+
+/* One module that was quantised, measured on what was read back. */
+typedef struct dspark_quantize_report {
+    const char *name;      /* the module: "layers.0.mlp.up_proj" */
+    const char *format;    /* dspark_format_name */
+    uint64_t rows, k;
+    uint64_t bytes_before; /* all its tensors */
+    uint64_t bytes_after;
+    double max_abs_error;  /* largest |after - before| */
+    double relative_rms;   /* sqrt(sum (after - before)^2 / sum before^2); 0 for a weight of zeros */
+    double sqnr_db;        /* -20 log10(relative_rms); infinite when nothing was lost */
+} dspark_quantize_report;
+
+/* A format must be named. Patterns are module names, shell wildcards (a *), or "re:" and a regular
+ * expression anchored at the start.
+ * Which modules: all linear layers, without kv_b_proj (other programs absorb it into others), the
+ * Markov head and the confidence head. With targets: exactly the linear layers that match one.
+ * Always without what matches ignore. Lookup tables (embed_tokens, markov_w1) and norms are never
+ * quantised. A pattern that matches no linear layer is DSPARK_EINVAL. */
+typedef struct dspark_quantize_opts {
+    size_t struct_size;
+    dspark_format format;
+    dspark_scale_search scales;
+    dspark_layout layout;
+    uint32_t group_size;         /* INT4: weights of a scale, a multiple of 8; 0 = 128 */
+    const char *const *ignore;   /* [n_ignore] */
+    size_t n_ignore;
+    const char *const *targets;  /* [n_targets] */
+    size_t n_targets;
+    uint32_t n_threads;          /* 0 = all processors; no byte depends on it */
+    dspark_progress progress;    /* bytes of weights passed over */
+    void *progress_user;
+    void (*report)(void *user, const dspark_quantize_report *report); /* in file order */
+    void *report_user;
+} dspark_quantize_opts;
+DSPARK_API void dspark_quantize_opts_init(dspark_quantize_opts *opts);
+
+/* Write the checkpoint at `ckpt` (a directory of this family, in any format that is read here) to the
+ * directory `out`: its weights in the format asked for, all else as it was, config.json with its
+ * quantization_config, an index where there are several files. One tensor at a time: memory does not
+ * grow with the checkpoint. `out` is made if it is missing; files of a former checkpoint in it are
+ * refused. Everything is read back and compared before it appears, config.json last; on failure
+ * nothing is left. Modules that were quantised and are not to be are written as BF16.
+ * DSPARK_ENONFINITE names a weight that is no number. */
+DSPARK_API dspark_status dspark_quantize(const char *ckpt, const char *out,
+                                         const dspark_quantize_opts *opts, dspark_error *err);
 
 /* ------------------------------------------------------------------------------------------------
  * Measuring

@@ -9,6 +9,7 @@
 
 #define DSPARK__MXCSR_DEFAULT 0x1f80u
 #define DSPARK__MXCSR_FTZ_DAZ 0x8040u
+#define DSPARK__MXCSR_FTZ 0x8000u
 
 static inline unsigned dspark__fpenv_enter(void)
 {

@@ -52,6 +52,9 @@ void dspark__config_free(dspark__config_doc *doc);
 
 /* The bytes of the config.json of `path` (as above), NUL-terminated, freed with free(). */
 dspark_status dspark__config_text(char **out, size_t *n_bytes, const char *path, dspark_error *err);
+/* The same for hf_quant_config.json, ModelOpt's own file: *out is NULL when there is none. */
+dspark_status dspark__config_modelopt_text(char **out, size_t *n_bytes, const char *path,
+                                           dspark_error *err);
 
 /* Does the config hold together (ranges, products that consumers will index)? Called by parse;
  * also guards a dspark_config that a caller made up. DSPARK_EINVAL names the field; `where` may

@@ -104,6 +104,20 @@ dspark_status dspark__config_text(char **out, size_t *n_bytes, const char *path,
     return st;
 }
 
+dspark_status dspark__config_modelopt_text(char **out, size_t *n_bytes, const char *path,
+                                           dspark_error *err)
+{
+    char *file = sibling_path(path, "hf_quant_config.json");
+    dspark_status st = DSPARK_OK;
+
+    *out = NULL;
+    *n_bytes = 0;
+    if (!file) return dspark__fail_nomem(err, "path", strlen(path) + 24);
+    if (access(file, F_OK) == 0) st = read_whole(out, n_bytes, file, err);
+    free(file);
+    return st;
+}
+
 /* ModelOpt writes its scheme into a file of its own. */
 static dspark_status hear_modelopt(dspark__config_doc *doc, const char *path, dspark_error *err)
 {

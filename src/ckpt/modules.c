@@ -103,7 +103,7 @@ static dspark__module_state packed_state(const dspark__file_module *m, const dsp
         return say(DSPARK__MODULE_QUANTISED, scheme, "int pack-quantized (compressed-tensors)");
     }
     if (packed->dtype != DSPARK_U8)
-        return say(DSPARK__MODULE_OTHER, scheme, "weight_packed of an unknown dtype");
+        return say(DSPARK__MODULE_QUANTISED, scheme, "weight_packed of an unknown dtype");
     if (scale->dtype == DSPARK_F8_E4M3) {
         if (!dspark__file_module_part(m, "weight_global_scale"))
             return say(DSPARK__MODULE_BROKEN, scheme, "NVFP4 codes without weight_global_scale");
@@ -111,7 +111,7 @@ static dspark__module_state packed_state(const dspark__file_module *m, const dsp
     }
     if (is_power_scale(scale))
         return say(DSPARK__MODULE_QUANTISED, scheme, "mxfp4 (compressed-tensors)");
-    return say(DSPARK__MODULE_OTHER, scheme, "weight_packed with an unknown kind of scale");
+    return say(DSPARK__MODULE_QUANTISED, scheme, "weight_packed with an unknown kind of scale");
 }
 
 static dspark__module_state fp8_state(const dspark__file_module *m, const dspark_tensor *weight,
@@ -146,6 +146,8 @@ dspark__module_state dspark__file_module_state(const dspark__file_module *m, con
         "weight_shape",
         "pre_quant_scale",
         "scale",
+        "svdquant_lora_a",
+        "svdquant_lora_b",
     };
     const dspark_tensor *weight = dspark__file_module_part(m, "weight");
     const dspark_tensor *packed = dspark__file_module_part(m, "weight_packed");
@@ -162,7 +164,7 @@ dspark__module_state dspark__file_module_state(const dspark__file_module *m, con
     if (packed) return packed_state(m, packed, scheme);
     if (!weight) {
         if (dspark__file_module_part(m, "qweight"))
-            return say(DSPARK__MODULE_QUANTISED, scheme, "gptq or awq (qweight)");
+            return say(DSPARK__MODULE_REFUSED, scheme, "gptq or awq (qweight)");
         if (companion) return say(DSPARK__MODULE_BROKEN, scheme, "a scale without a weight");
         return say(DSPARK__MODULE_OTHER, scheme, "no weight");
     }
@@ -178,10 +180,8 @@ dspark__module_state dspark__file_module_state(const dspark__file_module *m, con
         if (companion)
             return say(DSPARK__MODULE_BROKEN, scheme,
                        "a quantisation companion beside a float weight");
-        return say(DSPARK__MODULE_DENSE, scheme,
-                   weight->dtype == DSPARK_F16   ? "f16"
-                   : weight->dtype == DSPARK_F32 ? "f32"
-                                                 : "f64");
+        if (weight->dtype == DSPARK_F64) return say(DSPARK__MODULE_REFUSED, scheme, "f64");
+        return say(DSPARK__MODULE_DENSE, scheme, weight->dtype == DSPARK_F16 ? "f16" : "f32");
     case DSPARK_F8_E4M3:
     case DSPARK_F8_E5M2:
     case DSPARK_F8_E4M3FNUZ:

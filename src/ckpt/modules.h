@@ -11,8 +11,9 @@
 
 typedef enum dspark__module_state {
     DSPARK__MODULE_BF16,      /* plain BF16: served */
-    DSPARK__MODULE_DENSE,     /* another plain float */
-    DSPARK__MODULE_QUANTISED, /* codes and their scales */
+    DSPARK__MODULE_DENSE,     /* F16 or F32 */
+    DSPARK__MODULE_QUANTISED, /* codes and their scales, also of kinds that no scheme reads */
+    DSPARK__MODULE_REFUSED,   /* known, and read by nothing here: GPTQ, AWQ, F64 */
     DSPARK__MODULE_BROKEN,    /* contradicts itself: codes without a scale, ... */
     DSPARK__MODULE_OTHER      /* no weight at all, integers, ... */
 } dspark__module_state;

@@ -64,6 +64,13 @@ static const char *const suffixes[] = {
     "weight_g_idx",
     "weight_shape",
     "pre_quant_scale",
+    "scale",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "output_scale",
+    "svdquant_lora_a",
+    "svdquant_lora_b",
 };
 
 /* In the order of the enum. */
@@ -122,6 +129,19 @@ static int is_ignored(const char *s)
 {
     return ends_with(s, "rotary_emb.inv_freq") || ends_with(s, "rotary_emb.cos_cached") ||
            ends_with(s, "rotary_emb.sin_cached") || ends_with(s, "rotary_pos_emb.inv_freq");
+}
+
+/* Scales of a quantised KV cache, stored beside the attention's modules. The cache is its host's. */
+static int is_cache_scale(const char *rest)
+{
+    static const char *const names[] = {
+        "self_attn.q_scale",      "self_attn.k_scale",      "self_attn.v_scale",
+        "self_attn.attn.q_scale", "self_attn.attn.k_scale", "self_attn.attn.v_scale",
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(rest, names[i])) return 1;
+    return 0;
 }
 
 static int is_premerged(const char *s)
@@ -209,6 +229,8 @@ void dspark__name_parse(dspark__name *out, const char *name, const dspark_config
             out->why = "its layer is not a plain decimal number";
         else if (index >= c->n_layers)
             out->why = "its layer lies beyond num_hidden_layers";
+        else if (is_cache_scale(rest))
+            out->kind = DSPARK__NAME_IGNORED;
         else
             map_rest(out, rest, PER_LAYER, index, c);
     } else if (!strncmp(s, "fc_norm.", 8)) {

@@ -50,7 +50,8 @@ typedef struct dspark__arrival {
 typedef enum dspark__name_kind {
     DSPARK__NAME_FOREIGN = 0, /* nothing asks for it */
     DSPARK__NAME_MAPPED,
-    DSPARK__NAME_IGNORED,   /* rotary tables that some exporters store: recomputed here */
+    DSPARK__NAME_IGNORED,   /* rotary tables that some exporters store (recomputed here), and the
+                             * scales of a KV cache: layers.N.self_attn.k_scale, ... */
     DSPARK__NAME_VOCAB_MAP, /* d2t, t2d: a reduced draft vocabulary, not served */
     DSPARK__NAME_PREMERGED  /* ATOM's own form: context_kv_proj, fused_qkv_a_proj, gate_up_proj */
 } dspark__name_kind;

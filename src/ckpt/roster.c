@@ -12,7 +12,12 @@
 #define ENTRIES_PER_LAYER 12
 #define ENTRIES_ELSEWHERE 11 /* embed, proj, norm, final, w1, w2, 2 gate or joint, 2 confidence */
 
-enum { OPTIONAL = 1, CONTEXT = 2, MEASURED = 4 }; /* MEASURED: q_a, kept in a context-only file */
+enum {
+    OPTIONAL = 1,
+    CONTEXT = 2,
+    MEASURED = 4, /* q_a, kept in a context-only file */
+    LOOKUP = 8    /* a table: rows are taken, nothing is multiplied */
+};
 
 typedef struct list {
     dspark__roster_entry *entries;
@@ -32,6 +37,7 @@ static void add(list *l, int flags, const char *name, uint64_t rows, uint64_t co
     e->shape[1] = cols ? cols : 1;
     e->optional = (flags & OPTIONAL) != 0;
     e->context = (flags & CONTEXT) != 0;
+    e->linear = e->rank == 2 && !(flags & LOOKUP);
     l->n++;
 }
 
@@ -67,7 +73,7 @@ static void add_heads(list *l, const dspark_config *c)
 {
     const uint64_t h = c->hidden_size, r = c->markov_rank;
 
-    add(l, 0, "markov_head.markov_w1.weight", c->vocab_size, r);
+    add(l, LOOKUP, "markov_head.markov_w1.weight", c->vocab_size, r);
     add(l, 0, "markov_head.markov_w2.weight", c->vocab_size, r);
     if (c->markov_type == DSPARK_MARKOV_GATED) {
         add(l, 0, "markov_head.gate_proj.weight", r, h + r);
@@ -91,7 +97,7 @@ dspark_status dspark__roster_make(dspark__roster_entry **out, size_t *n, const d
     *n = 0;
     l.entries = malloc(most * sizeof *l.entries);
     if (!l.entries) return dspark__fail_nomem(err, "roster", most * sizeof *l.entries);
-    add(&l, OPTIONAL, "embed_tokens.weight", c->vocab_size, c->hidden_size);
+    add(&l, OPTIONAL | LOOKUP, "embed_tokens.weight", c->vocab_size, c->hidden_size);
     for (uint32_t t = 0; c->fc_norm && t < c->n_taps; t++)
         add_at(&l, CONTEXT, "fc_norm.%u.weight", t, c->tap_width, 0);
     add(&l, CONTEXT, "context_proj.weight", c->hidden_size, (uint64_t)c->n_taps * c->tap_width);

@@ -98,8 +98,9 @@ static void report_dtype(checker *k, const dspark_tensor *t)
            "dtype %s, only BF16 is served", dspark__dtype_name(t->dtype));
 }
 
-/* A module that is more than one plain BF16 tensor. Returns 1 when that settles the entry. */
-static int judge_module(checker *k, size_t i, const char *name)
+/* A module that is more than one plain BF16 tensor. Returns 1 when that settles the entry: with a
+ * report, or, for a linear, because quant/ judges what is there. */
+static int judge_module(checker *k, size_t i, const char *name, int linear)
 {
     const dspark_tensor *carrier = dspark__checkpoint_at(k->ckpt, i);
     const dspark__file_module *m = dspark__modules_of(&k->modules, i);
@@ -109,8 +110,13 @@ static int judge_module(checker *k, size_t i, const char *name)
     case DSPARK__MODULE_BF16: return 0;
     case DSPARK__MODULE_DENSE:
     case DSPARK__MODULE_QUANTISED:
+        if (linear) return 1;
         report(k, DSPARK_EUNSUPPORTED, carrier->file, carrier->name,
-               "its module is %s; only BF16 is served", scheme);
+               "its module is %s; only BF16 is served for what is no linear of the draft", scheme);
+        return 1;
+    case DSPARK__MODULE_REFUSED:
+        report(k, DSPARK_EUNSUPPORTED, carrier->file, carrier->name,
+               "its module is %s, which is not served", scheme);
         return 1;
     case DSPARK__MODULE_BROKEN:
         report(k, DSPARK_EMODEL, carrier->file, carrier->name, "its module contradicts itself: %s",
@@ -141,12 +147,12 @@ static int check_extra(checker *k, size_t i, const dspark__name *n)
         return 0;
     if (!is_plain(n)) { /* judged once: with the weight, or with the first that is there without it */
         if (dspark__file_module_part(m, "weight") || m->parts[0].tensor != t) return 1;
-        return judge_module(k, i, n->canonical);
+        return judge_module(k, i, n->canonical, 0);
     }
     if (target == DSPARK__T_LM_HEAD) {
         uint64_t shape[2] = {c->vocab_size, c->hidden_size};
         if (bias) return 0;
-        if (judge_module(k, i, n->canonical)) return 1;
+        if (judge_module(k, i, n->canonical, 0)) return 1;
         check_shape(k, t, 2, shape,
                     t->rank == 2 && t->shape[0] < shape[0]
                         ? "; a smaller draft vocabulary would need a d2t map, which is not served"
@@ -154,7 +160,7 @@ static int check_extra(checker *k, size_t i, const dspark__name *n)
         return 1;
     } else {
         uint64_t shape[2] = {1, c->hidden_size};
-        if (!bias && judge_module(k, i, n->canonical)) return 1;
+        if (!bias && judge_module(k, i, n->canonical, 0)) return 1;
         /* which input the head was made for is not said when it is off */
         if (!bias && t->rank == 2 && t->shape[1] == (uint64_t)c->hidden_size + c->markov_rank)
             shape[1] = t->shape[1];
@@ -253,18 +259,29 @@ static void report_missing(checker *k, const dspark__roster_entry *e)
         report(k, DSPARK_EMODEL, NULL, e->name, "missing: the config needs BF16 %s", wanted);
 }
 
+/* What a norm or a table has no use for, and no quantisation explains. */
+static void judge_beside(checker *k, const dspark__file_module *m)
+{
+    for (uint32_t i = 0; i < m->n_parts && i < DSPARK__FILE_MODULE_PARTS; i++) {
+        const dspark_tensor *t = m->parts[i].tensor;
+        if (strcmp(m->parts[i].suffix, "weight") != 0 && strcmp(m->parts[i].suffix, "bias") != 0)
+            report(k, DSPARK_EMODEL, t->file, t->name, "unexpected beside a plain weight");
+    }
+}
+
 static void judge_entry(checker *k, size_t i)
 {
     const dspark__roster_entry *e = &k->roster[i];
     const dspark_tensor *t = k->found[i];
 
-    if (k->carrier[i] && judge_module(k, k->carrier[i] - 1, e->name)) return;
+    if (k->carrier[i] && judge_module(k, k->carrier[i] - 1, e->name, e->linear)) return;
     if (!t) {
         if (!e->optional) report_missing(k, e);
         return;
     }
     check_shape(k, t, e->rank, e->shape, "");
     if (t->dtype != DSPARK_BF16) report_dtype(k, t);
+    if (k->carrier[i] && !e->linear) judge_beside(k, dspark__modules_of(&k->modules, k->carrier[i] - 1));
 }
 
 /* ---- pass 3: what nothing asked for ---------------------------------------------------------- */

@@ -1,17 +1,10 @@
-/* See synth.h. A checkpoint is written into a staging directory inside the target directory (so that
- * renames stay within one file system) and moved out at the end, config.json last: without it nothing
- * takes the directory for a checkpoint. */
+/* See synth.h. All or nothing is stage.h's business. */
 #include "ckpt/synth.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -19,6 +12,7 @@
 #include "ckpt/config.h"
 #include "ckpt/json.h"
 #include "ckpt/roster.h"
+#include "ckpt/stage.h"
 #include "ckpt/synth_preset.h"
 #include "ckpt/synth_values.h"
 #include "ckpt/writer.h"
@@ -104,173 +98,6 @@ static dspark_status fill_token_ids(filler *f, dspark_writer *w, uint64_t n_toke
 }
 
 /* ------------------------------------------------------------------------------------------------
- * The staging directory
- * --------------------------------------------------------------------------------------------- */
-
-#define FILE_NAME_BYTES 64
-
-typedef struct stage {
-    const char *dir;
-    char *tmp;       /* dir/.synth-XXXXXX; NULL until made */
-    int made_dir;    /* dir did not exist before */
-    char (*names)[FILE_NAME_BYTES]; /* files in tmp, in the order they are to appear */
-    size_t n_names, n_moved;
-} stage;
-
-static char *join_path(const char *dir, const char *name)
-{
-    size_t n = strlen(dir), m = strlen(name);
-    char *path = malloc(n + m + 2);
-    if (!path) return NULL;
-    memcpy(path, dir, n);
-    path[n] = '/';
-    memcpy(path + n + 1, name, m + 1);
-    return path;
-}
-
-static dspark_status fail_os(dspark_error *err, const char *path, const char *what)
-{
-    return dspark__fail(err, dspark__status_of_errno(errno), path, "cannot %s: %s", what,
-                        strerror(errno));
-}
-
-static int is_checkpoint_file(const char *name)
-{
-    static const char tensors[] = ".safetensors", index[] = ".safetensors.index.json";
-    size_t n = strlen(name);
-    if (strcmp(name, "config.json") == 0) return 1;
-    if (n >= sizeof tensors - 1 && strcmp(name + n - (sizeof tensors - 1), tensors) == 0) return 1;
-    return n >= sizeof index - 1 && strcmp(name + n - (sizeof index - 1), index) == 0;
-}
-
-/* DSPARK_EINVAL when `dir` holds a file of a checkpoint. */
-static dspark_status refuse_used_dir(const char *dir, dspark_error *err)
-{
-    dspark_status st = DSPARK_OK;
-    const struct dirent *e;
-    DIR *d = opendir(dir);
-    if (!d) return fail_os(err, dir, "read the directory");
-    while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL) {
-        if (is_checkpoint_file(e->d_name))
-            st = dspark__fail(err, DSPARK_EINVAL, dir,
-                              "the directory must hold no checkpoint yet, found %s", e->d_name);
-    }
-    if (st == DSPARK_OK && errno != 0) st = fail_os(err, dir, "read the directory");
-    closedir(d);
-    return st;
-}
-
-static dspark_status stage_open(stage *s, const char *dir, size_t max_names, dspark_error *err)
-{
-    char *tmp;
-    dspark_status st;
-
-    memset(s, 0, sizeof *s);
-    s->dir = dir;
-    s->names = calloc(max_names, sizeof *s->names);
-    if (!s->names) return dspark__fail_nomem(err, "file names", max_names * sizeof *s->names);
-    if (mkdir(dir, 0777) == 0)
-        s->made_dir = 1;
-    else if (errno != EEXIST)
-        return fail_os(err, dir, "make the directory");
-    if ((st = refuse_used_dir(dir, err)) != DSPARK_OK) return st;
-    tmp = join_path(dir, ".synth-XXXXXX");
-    if (!tmp) return dspark__fail_nomem(err, "a path", strlen(dir));
-    if (!mkdtemp(tmp)) {
-        st = fail_os(err, tmp, "make a directory for unfinished files");
-        free(tmp);
-        return st;
-    }
-    s->tmp = tmp;
-    return DSPARK_OK;
-}
-
-/* The path in the staging directory of a new file; free() it. */
-static char *stage_add(stage *s, const char *name)
-{
-    char *path = join_path(s->tmp, name);
-    if (path) snprintf(s->names[s->n_names++], FILE_NAME_BYTES, "%s", name);
-    return path;
-}
-
-static dspark_status stage_write(stage *s, const char *name, const char *text, size_t n,
-                                 dspark_error *err)
-{
-    dspark_status st = DSPARK_OK;
-    int fd = -1;
-    char *path = stage_add(s, name);
-    if (!path) return dspark__fail_nomem(err, "a path", strlen(name));
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        st = fail_os(err, path, "create the file");
-        goto done;
-    }
-    while (n > 0) {
-        ssize_t got = write(fd, text, n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            st = fail_os(err, path, "write the file");
-            goto done;
-        }
-        text += got;
-        n -= (size_t)got;
-    }
-    if (fsync(fd) != 0) st = fail_os(err, path, "write the file");
-done:
-    if (fd >= 0 && close(fd) != 0 && st == DSPARK_OK) st = fail_os(err, path, "write the file");
-    free(path);
-    return st;
-}
-
-/* Move all files out, in order. */
-static dspark_status stage_publish(stage *s, dspark_error *err)
-{
-    dspark_status st = refuse_used_dir(s->dir, err);
-    int fd;
-    for (size_t i = 0; st == DSPARK_OK && i < s->n_names; i++) {
-        char *from = join_path(s->tmp, s->names[i]), *to = join_path(s->dir, s->names[i]);
-        if (!from || !to)
-            st = dspark__fail_nomem(err, "a path", strlen(s->dir));
-        else if (rename(from, to) != 0)
-            st = fail_os(err, to, "rename the finished file");
-        else
-            s->n_moved = i + 1;
-        free(from);
-        free(to);
-    }
-    if (st != DSPARK_OK) return st;
-    fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd); /* some file systems cannot; the files themselves are synced */
-        close(fd);
-    }
-    return DSPARK_OK;
-}
-
-/* Take away what is not meant to stay: on failure that is everything. Allocates nothing, so that it
- * works when memory is what ran out. */
-static void stage_close(stage *s, int failed)
-{
-    if (s->tmp) {
-        int dir = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        int tmp = open(s->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        for (size_t i = 0; i < s->n_names; i++) {
-            if (i >= s->n_moved)
-                unlinkat(tmp, s->names[i], 0);
-            else if (failed)
-                unlinkat(dir, s->names[i], 0);
-        }
-        if (tmp >= 0) close(tmp);
-        if (dir >= 0) close(dir);
-        rmdir(s->tmp);
-    }
-    if (failed && s->made_dir) rmdir(s->dir);
-    free(s->tmp);
-    free(s->names);
-    memset(s, 0, sizeof *s);
-}
-
-/* ------------------------------------------------------------------------------------------------
  * Checkpoints
  * --------------------------------------------------------------------------------------------- */
 
@@ -337,26 +164,17 @@ static dspark_status plan_make(plan *p, const dspark_config *c, int context_only
     return DSPARK_OK;
 }
 
-static void shard_name(char name[FILE_NAME_BYTES], uint32_t shard, uint32_t n_shards)
-{
-    if (n_shards == 1)
-        snprintf(name, FILE_NAME_BYTES, "model.safetensors");
-    else
-        snprintf(name, FILE_NAME_BYTES, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
-                 shard + 1, n_shards);
-}
-
-static dspark_status write_shard(stage *s, const plan *p, uint32_t shard, uint64_t seed, filler *f,
+static dspark_status write_shard(dspark__stage *s, const plan *p, uint32_t shard, uint64_t seed, filler *f,
                                  dspark_error *err)
 {
-    char name[FILE_NAME_BYTES], number[24];
+    char name[DSPARK__STAGE_NAME_BYTES], number[24];
     dspark_writer *w = NULL;
     dspark_status st;
     char *path;
 
-    shard_name(name, shard, p->n_shards);
+    dspark__stage_shard_name(name, shard, p->n_shards);
     snprintf(number, sizeof number, "%" PRIu64, seed);
-    if (!(path = stage_add(s, name))) return dspark__fail_nomem(err, "a path", strlen(s->tmp));
+    if (!(path = dspark__stage_add(s, name))) return dspark__fail_nomem(err, "a path", strlen(s->tmp));
     if ((st = dspark__writer_create(&w, path, err)) != DSPARK_OK) goto fail;
     if ((st = dspark__writer_metadata(w, "format", "pt", err)) != DSPARK_OK) goto fail;
     if ((st = dspark__writer_metadata(w, "generator", "dspark synth 1", err)) != DSPARK_OK)
@@ -383,7 +201,7 @@ fail:
     return st;
 }
 
-static dspark_status write_index(stage *s, const plan *p, dspark_error *err)
+static dspark_status write_index(dspark__stage *s, const plan *p, dspark_error *err)
 {
     dspark_status st = DSPARK_ENOMEM;
     json_t *map = json_object(), *root = NULL;
@@ -391,8 +209,8 @@ static dspark_status write_index(stage *s, const plan *p, dspark_error *err)
     int bad = !map;
 
     for (size_t i = 0; i < p->n_entries && !bad; i++) {
-        char name[FILE_NAME_BYTES];
-        shard_name(name, p->shard[i], p->n_shards);
+        char name[DSPARK__STAGE_NAME_BYTES];
+        dspark__stage_shard_name(name, p->shard[i], p->n_shards);
         bad = json_object_set_new(map, p->entries[i].name, json_string(name)) != 0;
     }
     if (!bad)
@@ -400,7 +218,7 @@ static dspark_status write_index(stage *s, const plan *p, dspark_error *err)
                          map);
     if (root) text = dspark__json_text(root, JSON_INDENT(2) | JSON_SORT_KEYS);
     if (text)
-        st = stage_write(s, "model.safetensors.index.json", text, strlen(text), err);
+        st = dspark__stage_write(s, "model.safetensors.index.json", text, strlen(text), err);
     else
         dspark__fail_nomem(err, "the index", p->n_entries * sizeof *p->entries);
     free(text);
@@ -415,7 +233,7 @@ dspark_status dspark__synth_checkpoint(const char *dir, const dspark_synth_opts 
     dspark__synth_config config = {0};
     dspark__config_doc *doc = NULL;
     plan p = {0};
-    stage s = {0};
+    dspark__stage s = {0};
     filler f = {0};
     dspark_status st;
 
@@ -430,15 +248,15 @@ dspark_status dspark__synth_checkpoint(const char *dir, const dspark_synth_opts 
     st = filler_init(&f, p.total, opts->progress, opts->progress_user, err);
     if (st != DSPARK_OK) goto fail;
 
-    if ((st = stage_open(&s, dir, (size_t)p.n_shards + 2, err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__stage_open(&s, dir, ".synth-", (size_t)p.n_shards + 2, err)) != DSPARK_OK) goto fail;
     for (uint32_t i = 0; i < p.n_shards; i++)
         if ((st = write_shard(&s, &p, i, opts->seed, &f, err)) != DSPARK_OK) goto fail;
     if (p.n_shards > 1 && (st = write_index(&s, &p, err)) != DSPARK_OK) goto fail;
-    st = stage_write(&s, "config.json", config.text, config.n_bytes, err);
+    st = dspark__stage_write(&s, "config.json", config.text, config.n_bytes, err);
     if (st != DSPARK_OK) goto fail;
-    st = stage_publish(&s, err);
+    st = dspark__stage_publish(&s, err);
 fail:
-    stage_close(&s, st != DSPARK_OK);
+    dspark__stage_close(&s, st != DSPARK_OK);
     filler_free(&f);
     plan_free(&p);
     dspark__config_free(doc);

@@ -140,6 +140,9 @@ void dspark__kern_ref(dspark__kern *k);
 void dspark__kern_avx2(dspark__kern *k);
 void dspark__kern_avx512(dspark__kern *k);
 void dspark__kern_avx512bf16(dspark__kern *k);
+/* Not a level: the slots of both AVX-512 levels that gain from VBMI, which a machine has or lacks
+ * whatever its level. dspark__kern_select asks. */
+void dspark__kern_avx512vbmi(dspark__kern *k);
 
 /* Pack rows [0, n_rows) of a row-major bf16 weight [n_rows, k] (any alignment) into consecutive
  * panels. Plain data movement, the same at every level. */

@@ -70,6 +70,11 @@ void dspark__fp8_e4m3__ref(uint8_t *y, const uint16_t *x, size_t n, float scale)
 void dspark__fp8_e5m2__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
 float dspark__absmax_bf16__ref(const uint16_t *x, size_t n);
 int dspark__finite_bf16__ref(const void *x, size_t n);
+void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
+                         const dspark__code_format *f, size_t k0, size_t n_k);
+void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first);
+void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
+                         size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
@@ -79,6 +84,12 @@ void dspark__fp8_e4m3__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale
 void dspark__fp8_e5m2__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
 float dspark__absmax_bf16__avx2(const uint16_t *x, size_t n);
 int dspark__finite_bf16__avx2(const void *x, size_t n);
+void dspark__decode__avx2(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
+                          const dspark__code_format *f, size_t k0, size_t n_k);
+void dspark__scale_add__avx2(float *sum, const float *acc, const float *s, size_t n_rows,
+                             int first);
+void dspark__finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *s,
+                          size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
@@ -88,6 +99,12 @@ void dspark__fp8_e4m3__avx512(uint8_t *y, const uint16_t *x, size_t n, float sca
 void dspark__fp8_e5m2__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);
 float dspark__absmax_bf16__avx512(const uint16_t *x, size_t n);
 int dspark__finite_bf16__avx512(const void *x, size_t n);
+void dspark__decode__avx512(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
+                            const dspark__code_format *f, size_t k0, size_t n_k);
+void dspark__scale_add__avx512(float *sum, const float *acc, const float *s, size_t n_rows,
+                               int first);
+void dspark__finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *s,
+                            size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 

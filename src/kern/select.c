@@ -26,6 +26,13 @@ static int has(uint32_t word, uint32_t bits)
     return (word & bits) == bits;
 }
 
+/* Asked only where the AVX-512 levels run, so the state is saved. */
+static int detect_vbmi(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has(c, 1u << 1);
+}
+
 static dspark_isa detect_best(void)
 {
     uint32_t a, b, c, d;
@@ -45,17 +52,31 @@ static dspark_isa detect_best(void)
 {
     return DSPARK_ISA_REF;
 }
+
+static int detect_vbmi(void)
+{
+    return 0;
+}
 #endif
+
+enum { VBMI = 0x100 };
+
+/* The best level, and VBMI where the machine has it beside an AVX-512 level. */
+static int machine(void)
+{
+    static atomic_int cached; /* 0 = not read yet */
+    int found = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (found == 0) {
+        found = (int)detect_best();
+        if (found >= (int)DSPARK_ISA_AVX512 && detect_vbmi()) found |= VBMI;
+        atomic_store_explicit(&cached, found, memory_order_relaxed);
+    }
+    return found;
+}
 
 dspark_isa dspark__isa_best(void)
 {
-    static atomic_int cached; /* 0 = not read yet */
-    int best = atomic_load_explicit(&cached, memory_order_relaxed);
-    if (best == 0) {
-        best = (int)detect_best();
-        atomic_store_explicit(&cached, best, memory_order_relaxed);
-    }
-    return (dspark_isa)best;
+    return (dspark_isa)(machine() & ~VBMI);
 }
 
 /* The levels are a ladder: each one includes all below it. */
@@ -89,6 +110,7 @@ dspark_status dspark__kern_select(dspark__kern *k, dspark_isa isa, dspark_error 
 #if defined(__x86_64__)
     if (isa >= DSPARK_ISA_AVX2) dspark__kern_avx2(k);
     if (isa >= DSPARK_ISA_AVX512) dspark__kern_avx512(k);
+    if (isa >= DSPARK_ISA_AVX512 && machine() & VBMI) dspark__kern_avx512vbmi(k);
     if (isa >= DSPARK_ISA_AVX512BF16) dspark__kern_avx512bf16(k);
 #endif
     return DSPARK_OK;

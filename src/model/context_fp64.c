@@ -13,6 +13,7 @@
 typedef struct fp64_linear {
     const dspark__module *module;
     const dspark__scheme *scheme;
+    const dspark__quant_rule *rule;
     uint64_t rows, k;
     const double *x; /* [n][k] */
     size_t n;
@@ -27,7 +28,7 @@ static void fp64_task(void *arg, size_t worker)
     fp64_linear *job = arg;
     double *w = job->scratch + worker * job->k;
     for (size_t o; (o = atomic_fetch_add(&job->next, 1)) < job->rows;) {
-        job->scheme->dequantise(job->module, o, job->k, w);
+        job->scheme->dequantise(job->module, job->rule, o, job->rows, job->k, w);
         for (size_t i = 0; i < job->n; i++) {
             const double *x = job->x + i * job->k;
             double sum = 0;
@@ -41,10 +42,12 @@ static dspark_status run_linear(dspark_context *ctx, const dspark__module *modul
                                 uint64_t k, const double *x, size_t n, double *out,
                                 size_t out_stride, double *scratch, dspark_error *err)
 {
-    fp64_linear job = {module, NULL, rows, k, x, n, out, out_stride, scratch, 0};
-    dspark_status st = dspark__scheme_detect(&job.scheme, module, err);
-    if (st != DSPARK_OK) return st;
-    st = dspark__checkpoint_verify(ctx->model->ckpt, module->parts[0].tensor, err);
+    dspark__quant_rule rule;
+    fp64_linear job = {module, NULL, &rule, rows, k, x, n, out, out_stride, scratch, 0};
+    dspark_status st = dspark__quant_config_rule(ctx->model->quant, module->name, &rule, err);
+    if (st == DSPARK_OK) st = dspark__scheme_detect(&job.scheme, module, &rule, rows, k, err);
+    for (uint32_t i = 0; st == DSPARK_OK && i < module->n_parts; i++)
+        st = dspark__checkpoint_verify(ctx->model->ckpt, module->parts[i].tensor, err);
     if (st != DSPARK_OK) return st;
     dspark__threads_run(ctx->threads, fp64_task, &job, ctx->layout.n_threads);
     return DSPARK_OK;

@@ -225,7 +225,6 @@ static void put_bytes(const dspark_config *c, json_t *plan, int *oom)
     const uint64_t norms =
         ((c->fc_norm ? taps : 0) + h + (uint64_t)c->n_layers * c->kv_lora_rank) * 2;
     const uint64_t proj = h * taps * 2, kv_a = c->n_layers * (uint64_t)width * h * 2;
-    uint32_t rows[DSPARK_MAX_LAYERS], proj_rows = c->hidden_size;
     uint64_t packed_proj, packed_kv, packed_q;
     json_t *read = json_object(), *resident = json_object();
 
@@ -237,11 +236,9 @@ static void put_bytes(const dspark_config *c, json_t *plan, int *oom)
                         dspark__inspect_u64(c->n_layers * (uint64_t)c->q_lora_rank * h * 2));
     dspark__inspect_put(oom, plan, "read_bytes", read);
 
-    packed_proj = dspark__merged_linear_bytes((uint32_t)taps, 1, &proj_rows);
-    for (uint32_t l = 0; l < c->n_layers; l++) rows[l] = width;
-    packed_kv = dspark__merged_linear_bytes(c->hidden_size, c->n_layers, rows);
-    for (uint32_t l = 0; l < c->n_layers; l++) rows[l] = c->q_lora_rank;
-    packed_q = dspark__merged_linear_bytes(c->hidden_size, c->n_layers, rows);
+    packed_proj = dspark__packing_bytes(&dspark__packing_bf16, c->hidden_size, taps);
+    packed_kv = c->n_layers * dspark__packing_bytes(&dspark__packing_bf16, width, h);
+    packed_q = c->n_layers * dspark__packing_bytes(&dspark__packing_bf16, c->q_lora_rank, h);
     dspark__inspect_put(oom, resident, "context_proj", dspark__inspect_u64(packed_proj));
     dspark__inspect_put(oom, resident, "context_kv", dspark__inspect_u64(packed_kv));
     dspark__inspect_put(oom, resident, "norms", dspark__inspect_u64(norms));

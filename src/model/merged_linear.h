@@ -68,6 +68,11 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);
 
+/* Merge the filled shards as vLLM does (docs/numerics.md): NVFP4 under the largest global scale
+ * without rescaling, per-tensor FP8 requantised to the largest scale; other schemes stay as they are.
+ * Changes numbers. Returns what was done, static: "exact" when nothing had to change. */
+const char *dspark__merged_linear_vllm_compat(dspark__merged_linear *ml);
+
 /* Bytes of scratch that dspark__merged_linear_rows needs for up to n_rows rows. */
 size_t dspark__merged_linear_scratch(size_t n_rows);
 

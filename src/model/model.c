@@ -13,6 +13,8 @@
 #include "ckpt/family.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
+#include "quant/check.h"
+#include "quant/quant_file.h"
 
 /* Places in model->modules: one for each module that the context path takes. */
 static size_t place_context_proj(void)
@@ -173,9 +175,11 @@ static dspark_status fill_linear(dspark_model *m, dspark__merged_linear *ml, con
     for (uint32_t s = 0; s < n_shards; s++) {
         if (digest) digest_tensor(digest, name, rows_each, k);
         if (m->modules[first + s].n_parts == 0) continue; /* _complete names it */
-        if ((st = dspark__merged_linear_fill(ml, s, m->ckpt, &m->modules[first + s], threads, digest,
-                                             report_step, f, err)) != DSPARK_OK)
-            return st;
+        dspark__quant_rule rule;
+        dspark__fill fill = {m->ckpt, &m->modules[first + s], &rule, threads, digest, report_step, f};
+        st = dspark__quant_config_rule(m->quant, fill.module->name, &rule, err);
+        if (st == DSPARK_OK) st = dspark__merged_linear_fill(ml, s, &fill, err);
+        if (st != DSPARK_OK) return st;
     }
     return dspark__merged_linear_complete(ml, err);
 }
@@ -208,7 +212,9 @@ static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const
     st = dspark__family_detect(&report, text, n, m->ckpt, err);
     if (st == DSPARK_OK) st = dspark__family_gate(&report, path, err);
     if (st == DSPARK_OK) st = dspark__config_parse(doc, text, n, path, err);
+    if (st == DSPARK_OK) st = dspark__quant_config_read(&m->quant, path, err);
     if (st == DSPARK_OK) st = dspark__roster_check(m->ckpt, *doc, NULL, NULL, err);
+    if (st == DSPARK_OK) st = dspark__quant_check(m->ckpt, *doc, m->quant, NULL, NULL, err);
     if (st == DSPARK_OK) m->config = (*doc)->config;
     free(text);
     return st;
@@ -261,6 +267,7 @@ dspark_status dspark__model_open(dspark_model **out, const char *path,
                           place_context_kv(0), threads, &digest, &f, err)) != DSPARK_OK)
         goto fail;
     dspark__digest_hex(&digest, m->fingerprint);
+    if (opts->vllm_compat) dspark__merged_linear_vllm_compat(&m->context_kv);
     if (q && (st = fill_linear(m, &m->q_a, "q_a", c->hidden_size, c->n_layers, c->q_lora_rank,
                                place_q_a(c, 0), threads, NULL, &f, err)) != DSPARK_OK)
         goto fail;
@@ -284,6 +291,7 @@ void dspark__model_close(dspark_model *m)
     dspark__merged_linear_free(&m->q_a);
     if (m->norms) dspark__free(&a, m->norms, m->norms_bytes);
     if (m->modules) dspark__free(&a, m->modules, m->n_modules * sizeof *m->modules);
+    dspark__quant_config_free(m->quant);
     dspark__checkpoint_close(m->ckpt);
     dspark__free(&a, m, sizeof *m);
 }

@@ -11,6 +11,7 @@ struct dspark_model {
     dspark_allocator allocator;
     dspark_config config;
     dspark_checkpoint *ckpt;
+    dspark__quant_config *quant;        /* NULL when the checkpoint has none */
     uint32_t parts;
     dspark__rope rope;
     dspark__merged_linear context_proj; /* 1 shard [h, T * tap_width] */

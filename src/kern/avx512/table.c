@@ -23,6 +23,9 @@ void dspark__kern_avx512(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_AVX512;
     k->gemm_bf16 = dspark__gemm_bf16__avx512;
+    k->decode = dspark__decode__avx512;
+    k->scale_add = dspark__scale_add__avx512;
+    k->finish = dspark__finish__avx512;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx512;
     k->rope_bf16 = dspark__rope_bf16__avx512;
     k->fp8_e4m3 = dspark__fp8_e4m3__avx512;

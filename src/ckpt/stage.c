@@ -1,0 +1,179 @@
+/* See stage.h. */
+#include "ckpt/stage.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/status.h"
+
+static char *join_path(const char *dir, const char *name)
+{
+    size_t n = strlen(dir), m = strlen(name);
+    char *path = malloc(n + m + 2);
+    if (!path) return NULL;
+    memcpy(path, dir, n);
+    path[n] = '/';
+    memcpy(path + n + 1, name, m + 1);
+    return path;
+}
+
+static dspark_status fail_os(dspark_error *err, const char *path, const char *what)
+{
+    return dspark__fail(err, dspark__status_of_errno(errno), path, "cannot %s: %s", what,
+                        strerror(errno));
+}
+
+static int is_checkpoint_file(const char *name)
+{
+    static const char tensors[] = ".safetensors", index[] = ".safetensors.index.json";
+    size_t n = strlen(name);
+    if (strcmp(name, "config.json") == 0 || strcmp(name, "hf_quant_config.json") == 0) return 1;
+    if (n >= sizeof tensors - 1 && strcmp(name + n - (sizeof tensors - 1), tensors) == 0) return 1;
+    return n >= sizeof index - 1 && strcmp(name + n - (sizeof index - 1), index) == 0;
+}
+
+/* DSPARK_EINVAL when `dir` holds a file of a checkpoint. */
+static dspark_status refuse_used_dir(const char *dir, dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    const struct dirent *e;
+    DIR *d = opendir(dir);
+    if (!d) return fail_os(err, dir, "read the directory");
+    while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL) {
+        if (is_checkpoint_file(e->d_name))
+            st = dspark__fail(err, DSPARK_EINVAL, dir,
+                              "the directory must hold no checkpoint yet, found %s", e->d_name);
+    }
+    if (st == DSPARK_OK && errno != 0) st = fail_os(err, dir, "read the directory");
+    closedir(d);
+    return st;
+}
+
+dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *prefix,
+                                 size_t max_names, dspark_error *err)
+{
+    char name[DSPARK__STAGE_NAME_BYTES], *tmp;
+    dspark_status st;
+
+    memset(s, 0, sizeof *s);
+    s->dir = dir;
+    s->names = calloc(max_names, sizeof *s->names);
+    if (!s->names) return dspark__fail_nomem(err, "file names", max_names * sizeof *s->names);
+    if (mkdir(dir, 0777) == 0)
+        s->made_dir = 1;
+    else if (errno != EEXIST)
+        return fail_os(err, dir, "make the directory");
+    if ((st = refuse_used_dir(dir, err)) != DSPARK_OK) return st;
+    snprintf(name, sizeof name, "%sXXXXXX", prefix);
+    tmp = join_path(dir, name);
+    if (!tmp) return dspark__fail_nomem(err, "a path", strlen(dir));
+    if (!mkdtemp(tmp)) {
+        st = fail_os(err, tmp, "make a directory for unfinished files");
+        free(tmp);
+        return st;
+    }
+    s->tmp = tmp;
+    return DSPARK_OK;
+}
+
+/* The path in the staging directory of a new file; free() it. */
+char *dspark__stage_add(dspark__stage *s, const char *name)
+{
+    char *path = join_path(s->tmp, name);
+    if (path) snprintf(s->names[s->n_names++], DSPARK__STAGE_NAME_BYTES, "%s", name);
+    return path;
+}
+
+dspark_status dspark__stage_write(dspark__stage *s, const char *name, const char *text, size_t n,
+                                 dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    int fd = -1;
+    char *path = dspark__stage_add(s, name);
+    if (!path) return dspark__fail_nomem(err, "a path", strlen(name));
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        st = fail_os(err, path, "create the file");
+        goto done;
+    }
+    while (n > 0) {
+        ssize_t got = write(fd, text, n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            st = fail_os(err, path, "write the file");
+            goto done;
+        }
+        text += got;
+        n -= (size_t)got;
+    }
+    if (fsync(fd) != 0) st = fail_os(err, path, "write the file");
+done:
+    if (fd >= 0 && close(fd) != 0 && st == DSPARK_OK) st = fail_os(err, path, "write the file");
+    free(path);
+    return st;
+}
+
+/* Move all files out, in order. */
+dspark_status dspark__stage_publish(dspark__stage *s, dspark_error *err)
+{
+    dspark_status st = refuse_used_dir(s->dir, err);
+    int fd;
+    for (size_t i = 0; st == DSPARK_OK && i < s->n_names; i++) {
+        char *from = join_path(s->tmp, s->names[i]), *to = join_path(s->dir, s->names[i]);
+        if (!from || !to)
+            st = dspark__fail_nomem(err, "a path", strlen(s->dir));
+        else if (rename(from, to) != 0)
+            st = fail_os(err, to, "rename the finished file");
+        else
+            s->n_moved = i + 1;
+        free(from);
+        free(to);
+    }
+    if (st != DSPARK_OK) return st;
+    fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd); /* some file systems cannot; the files themselves are synced */
+        close(fd);
+    }
+    return DSPARK_OK;
+}
+
+/* Take away what is not meant to stay: on failure that is everything. Allocates nothing, so that it
+ * works when memory is what ran out. */
+void dspark__stage_close(dspark__stage *s, int failed)
+{
+    if (s->tmp) {
+        int dir = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        int tmp = open(s->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        for (size_t i = 0; i < s->n_names; i++) {
+            if (i >= s->n_moved)
+                unlinkat(tmp, s->names[i], 0);
+            else if (failed)
+                unlinkat(dir, s->names[i], 0);
+        }
+        if (tmp >= 0) close(tmp);
+        if (dir >= 0) close(dir);
+        rmdir(s->tmp);
+    }
+    if (failed && s->made_dir) rmdir(s->dir);
+    free(s->tmp);
+    free(s->names);
+    memset(s, 0, sizeof *s);
+}
+
+void dspark__stage_shard_name(char name[DSPARK__STAGE_NAME_BYTES], uint32_t shard,
+                              uint32_t n_shards)
+{
+    if (n_shards == 1)
+        snprintf(name, DSPARK__STAGE_NAME_BYTES, "model.safetensors");
+    else
+        snprintf(name, DSPARK__STAGE_NAME_BYTES, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                 shard + 1, n_shards);
+}

@@ -1,0 +1,295 @@
+/* AVX-512: packed codes to bf16 panels, for two ways of looking bytes up (codes.c, codes_vbmi.c):
+ * each says how 32 or 64 codes become table entries, this file what is done with the entries and in
+ * which order. Everything is inlined with constant arguments, one copy per kind of table and scale. */
+#ifndef DSPARK_KERN_AVX512_CODES_H
+#define DSPARK_KERN_AVX512_CODES_H
+
+#include "kern/avx512/bits.h"
+
+#include "base/fpenv.h"
+
+/* 8 values of k of 48 outputs: 12 vectors of weights, vector i belongs to outputs 16 (i % 3) ... */
+enum { GROUP_K = 8, GROUP_VECTORS = 12, GROUP_PAIRS = 4, REGISTERS = 3 };
+#ifndef CAHEAD
+#define CAHEAD 4096
+#endif
+#ifndef CHINT
+#define CHINT _MM_HINT_T0
+#endif
+enum { SCALE_MASK_BITS = 48 };
+
+typedef enum lookup {
+    NIBBLES,      /* 4 bits */
+    BYTES_SIGNED, /* 8 bits, bit 7 is the sign: 128 entries are looked up */
+    BYTES_ANY
+} lookup;
+
+/* What is done with a table entry. */
+typedef enum scaling {
+    NONE,
+    MULTIPLY,        /* fp32 products, under FTZ */
+    SUBTRACT,        /* fp32 differences */
+    EXPONENT,        /* scale is a power of two and nothing leaves the range: integer addition */
+    EXPONENT_FINITE  /* the same, and the table holds neither NaN nor infinity */
+} scaling;
+
+/* Scale bytes of one run of groups, as the scaling needs them: per register 16 outputs, one lane of 32
+ * bits each (fp32, or the same 16-bit addend twice). */
+typedef struct run_scales {
+    __m512i of[REGISTERS];
+} run_scales;
+
+DSPARK__INLINE __m512i load_scale_bytes(const uint8_t *scales, size_t v)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(scales + 16 * v)));
+}
+
+/* 48 scale bytes as fp32. Exact for every byte that the formats allow; no subnormal is multiplied. */
+DSPARK__INLINE run_scales scales_f32(const uint8_t *scales, dspark__code_scale kind)
+{
+    run_scales r;
+    DSPARK__UNROLL
+    for (size_t v = 0; v < REGISTERS; v++) {
+        __m512i b = load_scale_bytes(scales, v);
+        if (kind == DSPARK__CODE_E8M0) {
+            __mmask16 zero = _mm512_testn_epi32_mask(b, b);
+            r.of[v] = _mm512_mask_mov_epi32(_mm512_slli_epi32(b, 23), zero,
+                                            _mm512_set1_epi32(0x00400000));
+        } else if (kind == DSPARK__CODE_E4M3) {
+            __mmask16 subnormal = _mm512_cmplt_epu32_mask(b, _mm512_set1_epi32(8));
+            __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(b, 20),
+                                              _mm512_set1_epi32(120 << 23));
+            __m512 units = _mm512_mul_ps(_mm512_cvtepi32_ps(b), _mm512_set1_ps(0x1p-9f));
+            r.of[v] = _mm512_mask_mov_epi32(normal, subnormal, _mm512_castps_si512(units));
+        } else {
+            b = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(scales + 16 * v)));
+            r.of[v] = _mm512_castps_si512(_mm512_cvtepi32_ps(b));
+        }
+    }
+    return r;
+}
+
+/* (byte - 127) << 7 in both halves of a lane. */
+DSPARK__INLINE run_scales scales_exponent(const uint8_t *scales)
+{
+    run_scales r;
+    DSPARK__UNROLL
+    for (size_t v = 0; v < REGISTERS; v++) {
+        __m512i b = load_scale_bytes(scales, v);
+        b = _mm512_or_si512(b, _mm512_slli_epi32(b, 16));
+        r.of[v] = _mm512_slli_epi16(_mm512_sub_epi16(b, _mm512_set1_epi16(127)), 7);
+    }
+    return r;
+}
+
+DSPARK__INLINE __m512i apply(__m512i t, __m512i scale, scaling how)
+{
+    if (how == NONE) return t;
+    if (how == EXPONENT_FINITE) {
+        __mmask32 nonzero = _mm512_test_epi16_mask(t, _mm512_set1_epi16(0x7fff));
+        return _mm512_mask_add_epi16(t, nonzero, t, scale);
+    }
+    if (how == EXPONENT) { /* magnitudes 1 .. 0x7f7f, doubled and less one */
+        __m512i order = _mm512_add_epi16(_mm512_add_epi16(t, t), _mm512_set1_epi16(-1));
+        __mmask32 number = _mm512_cmplt_epu16_mask(order, _mm512_set1_epi16((short)0xfeff));
+        return _mm512_mask_add_epi16(t, number, t, scale);
+    }
+    /* Results are exact in bf16: the lower halves of both are zero, or, with NaN, cut off. */
+    __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(t, _mm512_set1_epi32(-65536)));
+    __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(t, 16));
+    __m512 s = _mm512_castsi512_ps(scale);
+    odd = how == MULTIPLY ? _mm512_mul_ps(odd, s) : _mm512_sub_ps(odd, s);
+    even = how == MULTIPLY ? _mm512_mul_ps(even, s) : _mm512_sub_ps(even, s);
+    return _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xaaaaaaaau,
+                                 _mm512_castps_si512(odd));
+}
+
+DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, __m512i table,
+                                   const run_scales *s, size_t n_groups, scaling how)
+{
+    for (; n_groups > 0; n_groups--, codes += 192, w += GROUP_VECTORS * 32) {
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++) {
+            __m512i raw = _mm512_load_si512(codes + 64 * v);
+            _mm_prefetch((const char *)codes + 64 * v + CAHEAD, CHINT);
+            DSPARK__UNROLL
+            for (size_t j = 0; j < GROUP_PAIRS; j++) { /* indices are cut to 5 bits: see table */
+                __m512i t = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), table);
+                _mm512_store_si512(w + 32 * (REGISTERS * j + v), apply(t, s->of[v], how));
+            }
+        }
+    }
+}
+
+/* Smallest and largest exponent field of what is neither zero, NaN nor infinite, and whether there is
+ * NaN or infinity. Empty: low 255, high 0. */
+typedef struct table_range {
+    uint32_t low, high;
+    int finite;
+} table_range;
+
+DSPARK__INLINE table_range range_of(const uint16_t *table, size_t n)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __m512i low = exponent, high = _mm512_setzero_si512();
+    __mmask32 special = 0;
+    for (size_t i = 0; i < n; i += 32) {
+        __mmask32 m = n - i >= 32 ? 0xffffffffu : 0xffffu;
+        __m512i t = _mm512_maskz_loadu_epi16(m, table + i);
+        __m512i e = _mm512_and_si512(t, exponent);
+        __mmask32 bad = _mm512_cmpeq_epi16_mask(e, exponent);
+        __mmask32 number = _mm512_test_epi16_mask(t, _mm512_set1_epi16(0x7fff)) & ~bad;
+        special |= bad;
+        low = _mm512_mask_min_epu16(low, number, low, e);
+        high = _mm512_mask_max_epu16(high, number, high, e);
+    }
+    __m512i low_even = _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+    __m512i high_even = _mm512_and_si512(high, _mm512_set1_epi32(0xffff));
+    low = _mm512_min_epu32(low_even, _mm512_srli_epi32(low, 16));
+    high = _mm512_max_epu32(high_even, _mm512_srli_epi32(high, 16));
+    return (table_range){_mm512_reduce_min_epu32(low) >> 7, _mm512_reduce_max_epu32(high) >> 7,
+                         special == 0};
+}
+
+/* Do all products with these 48 powers of two stay normal? low .. high are the scale bytes that do. */
+DSPARK__INLINE int scales_within(const uint8_t *scales, uint32_t low, uint32_t high)
+{
+    const __mmask64 all = ((__mmask64)1 << SCALE_MASK_BITS) - 1;
+    if (low > high) return 0;
+    __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(all, scales), _mm512_set1_epi8((char)low));
+    return _mm512_mask_cmpgt_epu8_mask(all, b, _mm512_set1_epi8((char)(high - low))) == 0;
+}
+
+/* Tables of bytes in the form that the including file looks up, and the expansion of whole groups. */
+typedef struct byte_tables {
+    __m512i of[8];
+} byte_tables;
+
+DSPARK__INLINE byte_tables load_tables(const uint16_t *table, lookup kind);
+DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const byte_tables *t,
+                                 const run_scales *s, size_t n_groups, lookup kind, scaling how);
+
+/* Where bit 7 is the sign, half a table is enough: entry c of `half` is table[c], and its bit 15, which
+ * would be zero, says that entry c + 128 has no sign either (NaN). Returns 0 for other tables. */
+static int halve_table(uint16_t half[128], const uint16_t *table)
+{
+    const __m512i sign = _mm512_set1_epi16((short)0x8000);
+    __m512i wrong = _mm512_setzero_si512();
+    for (size_t i = 0; i < 128; i += 32) {
+        __m512i a = _mm512_loadu_si512(table + i), b = _mm512_loadu_si512(table + 128 + i);
+        wrong = _mm512_or_si512(wrong, _mm512_and_si512(a, sign));
+        wrong = _mm512_or_si512(wrong, _mm512_andnot_si512(sign, _mm512_xor_si512(a, b)));
+        _mm512_storeu_si512(half + i, _mm512_or_si512(a, _mm512_andnot_si512(b, sign)));
+    }
+    return _mm512_test_epi32_mask(wrong, wrong) == 0;
+}
+
+/* r, an entry of half a table, with the sign of c where it takes one; `sign` has that bit set. */
+DSPARK__INLINE __m512i set_sign(__m512i r, __m512i c, __m512i sign)
+{
+    return _mm512_ternarylogic_epi32(r, c, sign, 0x58); /* sign ? c & ~r : r */
+}
+
+typedef struct decode_job {
+    uint16_t *w;
+    const uint8_t *codes, *scales;
+    const dspark__code_format *f;
+    size_t k0, n_groups;
+    uint16_t half[128];
+} decode_job;
+
+/* Runs of groups with the same scales; the kinds are constants in each copy. */
+DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code_scale scale)
+{
+    const dspark__code_format *f = job->f;
+    const size_t group_bytes = kind == NIBBLES ? 192 : 384;
+    const uint8_t *codes = job->codes + job->k0 / GROUP_K * group_bytes;
+    uint16_t *w = job->w;
+    __m512i nibbles = _mm512_setzero_si512();
+    byte_tables bytes = {{nibbles}};
+    if (kind == NIBBLES)
+        nibbles = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)f->table));
+    else
+        bytes = load_tables(kind == BYTES_SIGNED ? job->half : f->table, kind);
+    run_scales s = {{_mm512_setzero_si512()}};
+    if (scale == DSPARK__CODE_PLAIN) {
+        if (kind == NIBBLES) expand_nibbles(w, codes, nibbles, &s, job->n_groups, NONE);
+        else expand_bytes(w, codes, &bytes, &s, job->n_groups, kind, NONE);
+        return;
+    }
+    uint32_t low = 1, high = 0;
+    int finite = 0;
+    if (scale == DSPARK__CODE_E8M0) {
+        table_range range = range_of(f->table, kind == NIBBLES ? 16 : 256);
+        finite = range.finite;
+        if (range.low > 0) {
+            low = range.low < 128 ? 128 - range.low : 0;
+            high = range.high > 127 ? 381 - range.high : 254;
+        }
+    }
+    const size_t block = f->block / GROUP_K;
+    size_t group = job->k0 / GROUP_K;
+    for (size_t left = job->n_groups, n; left > 0; left -= n, group += n) {
+        const uint8_t *row = job->scales + group / block * DSPARK__PANEL;
+        scaling how = scale == DSPARK__CODE_OFFSET ? SUBTRACT : MULTIPLY;
+        n = block - group % block < left ? block - group % block : left;
+        if (scale == DSPARK__CODE_E8M0 && scales_within(row, low, high)) {
+            s = scales_exponent(row);
+            how = finite ? EXPONENT_FINITE : EXPONENT;
+        } else {
+            s = scales_f32(row, scale);
+        }
+        if (kind == NIBBLES) {
+            if (how == EXPONENT_FINITE) expand_nibbles(w, codes, nibbles, &s, n, EXPONENT_FINITE);
+            else if (how == EXPONENT) expand_nibbles(w, codes, nibbles, &s, n, EXPONENT);
+            else if (how == MULTIPLY) expand_nibbles(w, codes, nibbles, &s, n, MULTIPLY);
+            else expand_nibbles(w, codes, nibbles, &s, n, SUBTRACT);
+        } else {
+            if (how == EXPONENT_FINITE) expand_bytes(w, codes, &bytes, &s, n, kind, EXPONENT_FINITE);
+            else if (how == EXPONENT) expand_bytes(w, codes, &bytes, &s, n, kind, EXPONENT);
+            else if (how == MULTIPLY) expand_bytes(w, codes, &bytes, &s, n, kind, MULTIPLY);
+            else expand_bytes(w, codes, &bytes, &s, n, kind, SUBTRACT);
+        }
+        codes += n * group_bytes;
+        w += n * GROUP_VECTORS * 32;
+    }
+}
+
+DSPARK__INLINE void decode_kind(const decode_job *job, lookup kind)
+{
+    switch (job->f->scale) {
+    case DSPARK__CODE_PLAIN: decode_runs(job, kind, DSPARK__CODE_PLAIN); break;
+    case DSPARK__CODE_E4M3: decode_runs(job, kind, DSPARK__CODE_E4M3); break;
+    case DSPARK__CODE_E8M0: decode_runs(job, kind, DSPARK__CODE_E8M0); break;
+    case DSPARK__CODE_OFFSET: decode_runs(job, kind, DSPARK__CODE_OFFSET); break;
+    }
+}
+
+/* Called, not inlined: no multiplication may move to where MXCSR is the host's. */
+DSPARK__NOINLINE void decode_nibbles(const decode_job *job)
+{
+    decode_kind(job, NIBBLES);
+}
+
+DSPARK__NOINLINE void decode_bytes_signed(const decode_job *job)
+{
+    decode_kind(job, BYTES_SIGNED);
+}
+
+DSPARK__NOINLINE void decode_bytes_any(const decode_job *job)
+{
+    decode_kind(job, BYTES_ANY);
+}
+
+/* FTZ makes subnormal products zero; DAZ stays off, because 2^-127 is a scale. */
+static void run_decode(decode_job *job)
+{
+    unsigned host = _mm_getcsr();
+    _mm_setcsr(host | DSPARK__MXCSR_FTZ);
+    if (job->f->bits == 4) decode_nibbles(job);
+    else if (halve_table(job->half, job->f->table)) decode_bytes_signed(job);
+    else decode_bytes_any(job);
+    _mm_setcsr(host);
+}
+
+#endif

@@ -1,0 +1,65 @@
+/* Packed codes, as the layouts in kern.h define them: expanding codes to bf16 weights, and what is
+ * multiplied after a sum. The specification of the other levels. */
+#include "kern/levels.h"
+
+#include <float.h>
+#include <math.h>
+
+/* The code of value k of output j. */
+static uint8_t code_at(const uint8_t *codes, uint32_t bits, size_t k, size_t j)
+{
+    size_t pair = k / 2, element = k % 2;
+    if (bits == 8) return codes[(pair * DSPARK__PANEL + j) * 2 + element];
+    size_t word = (pair / 4 * 3 + j / 16) * 32 + j % 16 * 2 + element;
+    return (dspark__load_u16(bf16_at(codes, word)) >> pair % 4 * 4) & 15;
+}
+
+/* t * scale, cut to bf16. What is neither a number nor finite stays as it is in the table. */
+static uint16_t scaled(uint16_t t, float scale)
+{
+    if ((t & 0x7f80u) == 0x7f80u) return t;
+    float product = dspark__bf16_to_f32(t) * scale;
+    if (fabsf(product) < FLT_MIN) return t & 0x8000u;
+    return (uint16_t)(dspark__f32_bits(product) >> 16);
+}
+
+static uint16_t minus(uint16_t t, int8_t zero_point)
+{
+    float difference = dspark__bf16_to_f32(t) - (float)zero_point;
+    return (uint16_t)(dspark__f32_bits(difference) >> 16);
+}
+
+void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
+                         const dspark__code_format *f, size_t k0, size_t n_k)
+{
+    for (size_t k = 0; k < (n_k + 7) / 8 * 8; k++) {
+        for (size_t j = 0; j < DSPARK__PANEL; j++) {
+            uint16_t t = f->table[code_at(codes, f->bits, k0 + k, j)];
+            if (f->scale != DSPARK__CODE_PLAIN) {
+                uint8_t scale = scales[(k0 + k) / f->block * DSPARK__PANEL + j];
+                if (f->scale == DSPARK__CODE_E4M3) t = scaled(t, dspark__e4m3_to_f32(scale));
+                else if (f->scale == DSPARK__CODE_E8M0) t = scaled(t, dspark__e8m0_to_f32(scale));
+                else t = minus(t, (int8_t)scale);
+            }
+            w[(k / 2 * DSPARK__PANEL + j) * 2 + k % 2] = t;
+        }
+    }
+}
+
+void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first)
+{
+    for (size_t i = 0; i < n_rows; i++, sum += DSPARK__PANEL, acc += DSPARK__PANEL)
+        for (size_t j = 0; j < DSPARK__PANEL; j++)
+            sum[j] = first ? acc[j] * s[j] : fmaf(acc[j], s[j], sum[j]);
+}
+
+void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
+                         size_t n_rows, size_t n_out)
+{
+    for (size_t i = 0; i < n_rows; i++, acc += DSPARK__PANEL) {
+        for (size_t o = 0; o < n_out; o++) {
+            uint16_t y = dspark__f32_to_bf16(s ? acc[o] * s[o] : acc[o]);
+            memcpy(bf16_at_mut(out, i * out_stride + o), &y, sizeof y);
+        }
+    }
+}
