@@ -89,7 +89,9 @@ dspark_status out_set_error(dspark_error *err, dspark_status code, const char *w
 void out_add_path(dspark_error *err, const char *path)
 {
     char where[sizeof err->where];
-    if (strncmp(err->where, path, strlen(path)) == 0) return;
+    size_t n = strlen(path);
+    /* "m" is in front of "m/config.json", not of "model.safetensors". */
+    if (strncmp(err->where, path, n) == 0 && (!err->where[n] || strchr("/:", err->where[n]))) return;
     memcpy(where, err->where, sizeof where);
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }

@@ -194,6 +194,12 @@ static void test_output_refused(void **state)
     r = run_cli("context tiny --taps /dev/null");
     assert_int_equal(r.code, 3);
     assert_has(r.err, "/dev/null");
+    assert_int_equal(mkdir(in_folder("m"), 0700), 0);
+    assert_int_equal(symlink("/dev/null", in_folder("m/model.safetensors")), 0);
+    assert_int_equal(symlink("../tiny/config.json", in_folder("m/config.json")), 0);
+    r = run_cli("context m --taps dump.st");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "dspark: m: model.safetensors: ");
     r = run_cli("bench --preset tiny --tokens 1 --csv missing/b.csv");
     assert_int_equal(r.code, 5);
     assert_null(strstr(r.err, "making")); /* before anything was made or measured */

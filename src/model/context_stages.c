@@ -8,8 +8,29 @@
 
 /* Panels of one unit: a kernel streams them side by side when there are few rows. */
 #define UNIT_PANELS 3u
-/* Chunks up to this size have their cos/sin rows made by the calling thread. */
-#define ROPE_ALONE 8u
+/* What the cosine and sine of one pair cost, in elements. */
+#define ROPE_COST 32u
+
+/* Waking a thread costs microseconds (on a busy machine far more): one is worth it for about this
+ * much arithmetic, in multiply-adds. */
+#define WORK_OF_A_THREAD 2.5e5
+/* What one element of a norm, rotation or conversion costs, in multiply-adds of a product. */
+#define ELEMENT_COST 8.0
+
+static size_t ceil_div(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Run `task` on as many threads as there are units and as the work is worth. */
+static void run_stage(const dspark__chunk *chunk, void (*task)(void *, size_t), void *job,
+                      size_t n_units, double work)
+{
+    size_t n = chunk->ctx->layout.n_threads;
+    if (n > n_units) n = n_units;
+    if ((double)n > 1 + work / WORK_OF_A_THREAD) n = 1 + (size_t)(work / WORK_OF_A_THREAD);
+    dspark__threads_run(chunk->ctx->threads, task, job, n);
+}
 
 /* ---- a linear over all rows of a chunk, shared out by panels and row tiles ---- */
 
@@ -32,11 +53,6 @@ typedef struct linear_job {
     size_t tile_rows;
     atomic_size_t next;
 } linear_job;
-
-static size_t ceil_div(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* Rows of a tile: as many as plan.h allows, fewer while `per_tile` units would leave threads idle, and
  * all tiles about equal. */
@@ -85,12 +101,17 @@ static void run_linear(linear_job *job)
     const dspark__chunk *chunk = job->chunk;
     job->tile_rows = choose_tile(chunk, ceil_div(job->parts[0].ml->shards[0].n_panels, UNIT_PANELS));
     job->n_tiles = ceil_div(chunk->n, job->tile_rows);
+    size_t n_units = 0;
+    double work = 0;
     for (uint32_t p = 0; p < job->n_parts; p++) {
-        uint32_t panels = job->parts[p].ml->shards[job->parts[p].shard].n_panels;
-        job->units[p] = (uint32_t)(ceil_div(panels, UNIT_PANELS) * job->n_tiles);
+        const dspark__merged_linear *ml = job->parts[p].ml;
+        const dspark__shard *shard = &ml->shards[job->parts[p].shard];
+        job->units[p] = (uint32_t)(ceil_div(shard->n_panels, UNIT_PANELS) * job->n_tiles);
+        n_units += job->units[p];
+        work += (double)chunk->n * shard->rows * ml->k;
     }
     atomic_init(&job->next, 0);
-    dspark__threads_run(chunk->ctx->threads, linear_task, job, chunk->ctx->layout.n_threads);
+    run_stage(chunk, linear_task, job, n_units, work);
 }
 
 /* ---- the first bad (row, layer), kept as one number so that threads can take its minimum ---- */
@@ -119,11 +140,13 @@ typedef struct rows_job {
     atomic_uint_least64_t first_bad;
 } rows_job;
 
-static void run_rows(const dspark__chunk *chunk, void (*task)(void *, size_t), rows_job *job)
+/* `width`: elements of a row that the task works on. */
+static void run_rows(const dspark__chunk *chunk, void (*task)(void *, size_t), rows_job *job,
+                     size_t width)
 {
     atomic_init(&job->next, 0);
     atomic_init(&job->first_bad, UINT64_MAX);
-    dspark__threads_run(chunk->ctx->threads, task, job, chunk->ctx->layout.n_threads);
+    run_stage(chunk, task, job, chunk->n, ELEMENT_COST * (double)chunk->n * (double)width);
 }
 
 static void fc_norm_task(void *arg, size_t worker)
@@ -169,7 +192,7 @@ void dspark__stage_states(const dspark__chunk *chunk, uint16_t *states, dspark__
     linear_job job = {.chunk = chunk, .out = states, .out_stride = c->hidden_size, .n_parts = 1};
     job.parts[0] = (linear_part){&m->context_proj, 0, 0};
     if (m->fc_norm) {
-        run_rows(chunk, fc_norm_task, &rows);
+        run_rows(chunk, fc_norm_task, &rows, (size_t)c->n_taps * c->tap_width);
         job.x = chunk->views[DSPARK__VIEW_TAPS];
         job.x_stride = (size_t)c->n_taps * c->tap_width * 2;
     } else {
@@ -177,7 +200,7 @@ void dspark__stage_states(const dspark__chunk *chunk, uint16_t *states, dspark__
         job.x = (const unsigned char *)chunk->batch->taps + chunk->row0 * job.x_stride;
     }
     run_linear(&job);
-    run_rows(chunk, context_norm_task, &rows);
+    run_rows(chunk, context_norm_task, &rows, c->hidden_size);
     take_bad(&rows.first_bad, bad);
 }
 
@@ -204,12 +227,7 @@ static void rope_task(void *arg, size_t worker)
 void dspark__stage_rope(const dspark__chunk *chunk)
 {
     rows_job job = {.chunk = chunk};
-    if (chunk->n > ROPE_ALONE) {
-        run_rows(chunk, rope_task, &job);
-        return;
-    }
-    atomic_init(&job.next, 0);
-    rope_task(&job, 0);
+    run_rows(chunk, rope_task, &job, ROPE_COST * chunk->ctx->model->rope.n_pairs);
 }
 
 /* ---- projection rows -> cache: norm, RoPE, conversion, write ---- */
@@ -313,18 +331,18 @@ static void tile_task(void *arg, size_t worker)
 static void insert_onepass(insert_job *job, size_t *n_written, dspark__bad *bad)
 {
     const dspark__chunk *chunk = job->chunk;
-    uint32_t n_threads = chunk->ctx->layout.n_threads;
+    const dspark__merged_linear *ml = &chunk->ctx->model->context_kv;
+    double work = (double)chunk->n * chunk->n_active * ml->shards[0].rows * ml->k;
     start_insert(job);
     if (chunk->n <= DSPARK__SPLIT_ROWS) {
-        uint32_t panels = chunk->ctx->model->context_kv.shards[0].n_panels;
-        job->layer_units = (uint32_t)ceil_div(panels, UNIT_PANELS);
+        job->layer_units = (uint32_t)ceil_div(ml->shards[0].n_panels, UNIT_PANELS);
         for (uint32_t a = 0; a < chunk->n_active; a++)
             atomic_init(&job->remaining[a], job->layer_units);
-        dspark__threads_run(chunk->ctx->threads, split_task, job, n_threads);
+        run_stage(chunk, split_task, job, (size_t)job->layer_units * chunk->n_active, work);
     } else {
         job->tile_rows = choose_tile(chunk, chunk->n_active);
         job->n_tiles = ceil_div(chunk->n, job->tile_rows);
-        dspark__threads_run(chunk->ctx->threads, tile_task, job, n_threads);
+        run_stage(chunk, tile_task, job, job->n_tiles * chunk->n_active, work);
     }
     finish_insert(job, n_written, bad);
 }
@@ -351,8 +369,8 @@ static void insert_by_layer(insert_job *job, size_t *n_written, dspark__bad *bad
         linear.parts[linear.n_parts++] = (linear_part){&m->context_kv, job->layer, job->column};
         run_linear(&linear);
         start_insert(job);
-        dspark__threads_run(chunk->ctx->threads, insert_rows_task, job,
-                            chunk->ctx->layout.n_threads);
+        run_stage(chunk, insert_rows_task, job, chunk->n,
+                  ELEMENT_COST * (double)chunk->n * (double)job->stride);
         finish_insert(job, n_written, bad);
     }
 }

@@ -530,7 +530,7 @@ static char *make_document(inspector *k)
                         k->doc ? dspark__inspect_plan(&k->doc->config) : json_null());
     dspark__inspect_put(oom, root, "deep", k->deep ? json_incref(k->deep) : json_null());
     dspark__inspect_put(oom, root, "tensors", k->tensors ? json_incref(k->tensors) : json_array());
-    if (!*oom && !(text = dspark__json_text(root, JSON_INDENT(2)))) *oom = 1;
+    if (!*oom && !(text = dspark__json_text(root, JSON_INDENT(2) | JSON_ENSURE_ASCII))) *oom = 1;
     json_decref(root);
     return text;
 }

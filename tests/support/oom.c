@@ -90,7 +90,10 @@ int oom_available(void)
     return 1;
 }
 
-static int refuse(void)
+/* The loader allocates before AddressSanitizer has a shadow to look into. */
+#define EARLY __attribute__((no_sanitize("address", "undefined")))
+
+EARLY static int refuse(void)
 {
     if (!atomic_load(&armed)) return 0;
     atomic_fetch_add(&seen, 1);
@@ -101,22 +104,22 @@ static int refuse(void)
     return 1;
 }
 
-void *malloc(size_t n)
+EARLY void *malloc(size_t n)
 {
     return refuse() ? NULL : REAL(malloc)(n);
 }
 
-void *calloc(size_t n, size_t size)
+EARLY void *calloc(size_t n, size_t size)
 {
     return refuse() ? NULL : REAL(calloc)(n, size);
 }
 
-void *realloc(void *ptr, size_t n)
+EARLY void *realloc(void *ptr, size_t n)
 {
     return refuse() ? NULL : REAL(realloc)(ptr, n);
 }
 
-void *memalign(size_t align, size_t n)
+EARLY void *memalign(size_t align, size_t n)
 {
     return refuse() ? NULL : REAL(memalign)(align, n);
 }
