@@ -118,10 +118,23 @@ void dspark__merged_linear_free(dspark__merged_linear *ml)
 typedef struct pack_job {
     const dspark__shard *shard;
     const dspark__fill *fill;
+    const dspark__kern *kern;
     uint64_t k;
     uint32_t panel0, n_panels;
     atomic_uint next;
+    atomic_uint bad; /* the first panel with a weight that is not finite, or UINT32_MAX */
 } pack_job;
+
+/* Missing rows and padding are zero, so a panel is finite when its rows are. */
+static int panel_is_finite(const pack_job *job, const unsigned char *codes)
+{
+    const dspark__packing *packing = &job->shard->packing;
+    if (packing->bits == 16) return job->kern->finite_bf16(codes, dspark__panel_elements(job->k));
+    if (packing->bits != 8) return 1; /* no code of 4 bits is NaN */
+    for (size_t i = 0; i < job->shard->code_stride; i++)
+        if ((packing->format.table[codes[i]] & 0x7f80u) == 0x7f80u) return 0;
+    return 1;
+}
 
 static void pack_task(void *arg, size_t worker)
 {
@@ -139,6 +152,10 @@ static void pack_task(void *arg, size_t worker)
         if (shard->packing.bits != 16) memset(out.codes, 0, shard->code_stride);
         shard->scheme->pack(job->fill->module, &shard->packing, job->fill->rule, row,
                             left < DSPARK__PANEL ? left : DSPARK__PANEL, shard->rows, job->k, &out);
+        if (panel_is_finite(job, out.codes)) continue;
+        unsigned seen = atomic_load(&job->bad);
+        while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, (unsigned)p)) {
+        }
     }
 }
 
@@ -179,6 +196,8 @@ static dspark_status pack_pieces(const dspark__merged_linear *ml, dspark__shard 
 {
     dspark_status st;
     const dspark_tensor *t = main_part(f->module);
+    dspark__kern kern;
+    if ((st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err)) != DSPARK_OK) return st;
     uint64_t row_bytes = t->n_bytes / shard->rows;
     uint64_t piece = PIECE_BYTES / (row_bytes ? row_bytes : 1) / DSPARK__PANEL * DSPARK__PANEL;
     if (piece == 0) piece = DSPARK__PANEL;
@@ -188,11 +207,19 @@ static dspark_status pack_pieces(const dspark__merged_linear *ml, dspark__shard 
         if (f->digest)
             dspark__digest_update(f->digest, (const unsigned char *)t->data + row * row_bytes,
                                   n * row_bytes);
-        pack_job job = {.shard = shard, .fill = f, .k = ml->k};
+        pack_job job = {.shard = shard, .fill = f, .kern = &kern, .k = ml->k, .bad = UINT32_MAX};
         job.panel0 = (uint32_t)(row / DSPARK__PANEL);
         job.n_panels = (uint32_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
         dspark__threads_run(f->threads, pack_task, &job, dspark__threads_count(f->threads));
         dspark__checkpoint_drop(f->ckpt, t, row * row_bytes, n * row_bytes);
+        unsigned bad = atomic_load(&job.bad);
+        if (bad != UINT32_MAX) {
+            unsigned last = (bad + 1) * DSPARK__PANEL;
+            return dspark__fail(err, DSPARK_ENONFINITE, t->name,
+                                "a weight in rows %u to %u is NaN or infinite (inspect --deep counts "
+                                "them)",
+                                bad * DSPARK__PANEL, (last < shard->rows ? last : shard->rows) - 1);
+        }
         if (f->step && f->step(f->user, n * row_bytes))
             return dspark__fail(err, DSPARK_ECANCELLED, f->module->name, "cancelled while packing");
     }

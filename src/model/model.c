@@ -130,6 +130,10 @@ static dspark_status fill_norm(dspark_model *m, dspark__target target, uint32_t 
                             (unsigned long long)n, dspark__dtype_name(t->dtype), t->rank);
     if ((st = dspark__checkpoint_verify(m->ckpt, t, err)) != DSPARK_OK) return st;
     memcpy(to, t->data, n * 2);
+    for (uint64_t i = 0; i < n; i++)
+        if ((to[i] & 0x7f80u) == 0x7f80u)
+            return dspark__fail(err, DSPARK_ENONFINITE, t->name, "element %llu is NaN or infinite",
+                                (unsigned long long)i);
     digest_tensor(d, name, n, 1);
     dspark__digest_update(d, to, n * 2);
     return DSPARK_OK;
