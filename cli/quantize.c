@@ -12,7 +12,7 @@
 #include "progress.h"
 
 const char *const quantize_formats[] = {"fp8-tensor", "fp8-channel", "fp8-block", "nvfp4", "mxfp4",
-                                        "mxfp8", "int8", "int4", NULL};
+                                        "mxfp8", "int8", "int4", "bf16", NULL};
 
 dspark_format quantize_format(int choice)
 {
@@ -135,9 +135,11 @@ static int print_text(const char *out, const dspark_quantize_opts *opts, const r
            dspark_format_name(opts->format),
            opts->layout == DSPARK_LAYOUT_MODELOPT ? "ModelOpt" : "compressed-tensors",
            opts->scales == DSPARK_SCALES_MSE ? "mse" : "absmax");
-    printf("%s before, %s after, %s saved (%.1f %%)\n", out_bytes(a, (double)before),
-           out_bytes(b, (double)after), out_bytes(c, before > after ? (double)(before - after) : 0),
-           before ? 100 * (1 - (double)after / (double)before) : 0);
+    printf("%s before, %s after, %s %s (%.1f %%)\n", out_bytes(a, (double)before),
+           out_bytes(b, (double)after),
+           out_bytes(c, before > after ? (double)(before - after) : (double)(after - before)),
+           before >= after ? "saved" : "more",
+           before ? 100 * fabs(1 - (double)after / (double)before) : 0);
     return EXIT_OK;
 }
 
@@ -185,7 +187,8 @@ int command_quantize(int argc, char **argv)
     args_texts ignore = {0}, targets = {0};
     dspark_quantize_opts opts;
     const args_option options[] = {
-        {"format", ARGS_CHOICE, &format, NULL, "what the weights become", 0, 0, quantize_formats,
+        {"format", ARGS_CHOICE, &format, NULL,
+         "what the weights become (bf16: the way back)", 0, 0, quantize_formats,
          &format_given},
         {"scales", ARGS_CHOICE, &scale, NULL,
          "absmax: the largest weight is the largest code (default);\n"
@@ -222,7 +225,7 @@ int command_quantize(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code == ARGS_RUN && !format_given)
         code = args_complain(&command, "--format is missing; formats are fp8-tensor, fp8-channel, "
-                             "fp8-block, nvfp4, mxfp4, mxfp8, int8, int4");
+                             "fp8-block, nvfp4, mxfp4, mxfp8, int8, int4, bf16");
     if (code == ARGS_RUN) {
         dspark_quantize_opts_init(&opts);
         opts.format = quantize_format(format);

@@ -1,12 +1,16 @@
 /* dspark synth: writes synthetic checkpoints and hidden-state dumps through the library, and says
  * what was written. The bytes are the library's business (docs/formats.md). */
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
 #include "out.h"
 #include "progress.h"
+#include "quantize.h"
 
 typedef struct synth_args {
     const char *out;
@@ -15,6 +19,8 @@ typedef struct synth_args {
     uint64_t seed;
     uint64_t shard_bytes;
     int context_only;
+    int format, format_given;
+    uint64_t group_size;
     const char *dump;
     const char *checkpoint;
     uint64_t n_tokens;
@@ -54,7 +60,7 @@ static int report_file(const char *kind, const char *path, uint64_t seed, int js
     return EXIT_OK;
 }
 
-static int write_checkpoint(const synth_args *a)
+static int write_plain(const synth_args *a, const char *out)
 {
     dspark_synth_opts opts;
     dspark_error err = {0};
@@ -70,7 +76,7 @@ static int write_checkpoint(const synth_args *a)
     opts.progress = progress_update;
     opts.progress_user = &bar;
     progress_start(&bar, "writing", PROGRESS_BYTES);
-    st = dspark_synth_checkpoint(a->out, &opts, &err);
+    st = dspark_synth_checkpoint(out, &opts, &err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
         int code = out_fail(st, &err);
@@ -78,7 +84,51 @@ static int write_checkpoint(const synth_args *a)
         if (st == DSPARK_EMODEL || st == DSPARK_EFORMAT || st == DSPARK_ERANGE) return EXIT_USAGE;
         return st == DSPARK_EIO ? EXIT_INTERNAL : code;
     }
-    return report_file("checkpoint", a->out, a->seed, a->json);
+    return EXIT_OK;
+}
+
+/* A folder that holds files only. */
+static void remove_folder(const char *path)
+{
+    char name[4096 + 300];
+    const struct dirent *entry;
+    DIR *d = opendir(path);
+    while (d && (entry = readdir(d))) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        unlink(name);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/* The plain checkpoint lies beside OUT until it has been quantised. */
+static int write_quantised(const synth_args *a)
+{
+    char plain[4096];
+    dspark_quantize_opts opts;
+    size_t length = strlen(a->out);
+    int code, n;
+    while (length > 1 && a->out[length - 1] == '/') length--;
+    n = snprintf(plain, sizeof plain, "%.*s.bf16-XXXXXX", (int)length, a->out);
+    if (n < 0 || (size_t)n >= sizeof plain)
+        return out_error(EXIT_USAGE, "the path of OUT is too long");
+    if (!mkdtemp(plain))
+        return out_error(EXIT_INTERNAL, "no temporary folder beside OUT: %s", strerror(errno));
+    dspark_quantize_opts_init(&opts);
+    opts.format = quantize_format(a->format);
+    opts.group_size = (uint32_t)a->group_size;
+    code = write_plain(a, plain);
+    if (code == EXIT_OK) code = quantize_run(plain, a->out, &opts, 0, 1);
+    remove_folder(plain);
+    return code;
+}
+
+static int write_checkpoint(const synth_args *a)
+{
+    const int plain = !a->format_given || quantize_format(a->format) == DSPARK_FORMAT_BF16;
+    const int code = plain ? write_plain(a, a->out) : write_quantised(a);
+    return code == EXIT_OK ? report_file("checkpoint", a->out, a->seed, a->json) : code;
 }
 
 static int write_dump(const synth_args *a)
@@ -123,6 +173,11 @@ int command_synth(int argc, char **argv)
          "cut into shards of at most BYTES, for example 1G (default: one file)", 1, 0, NULL, NULL},
         {"context-only", ARGS_FLAG, &a.context_only, NULL,
          "only the tensors that context KV needs", 0, 0, NULL, NULL},
+        {"format", ARGS_CHOICE, &a.format, NULL,
+         "quantise the weights, as dspark quantize does (default bf16)", 0, 0, quantize_formats,
+         &a.format_given},
+        {"group-size", ARGS_UINT, &a.group_size, "N",
+         "with --format int4: weights that share a scale (default 128)", 8, 1u << 20, NULL, NULL},
         {"dump", ARGS_TEXT, &a.dump, "FILE",
          "write a hidden-state dump instead; needs --for and --tokens", 0, 0, NULL, NULL},
         {"for", ARGS_TEXT, &a.checkpoint, "CKPT", "the checkpoint that the dump is for", 0, 0,
@@ -133,7 +188,7 @@ int command_synth(int argc, char **argv)
     args_command command = {
         .name = "synth",
         .synopsis = "OUT --preset P [--set KEY=VALUE]... [--seed N] [--shard-size BYTES] "
-                    "[--context-only] [--json]\n"
+                    "[--context-only] [--format F] [--group-size N] [--json]\n"
                     "       dspark synth --dump FILE --for CKPT --tokens N [--seed N] [--json]",
         .summary = "Write a synthetic checkpoint (OUT/config.json, OUT/model*.safetensors) of any\n"
                    "geometry and variant, or a hidden-state dump in the extraction format.",
@@ -146,7 +201,8 @@ int command_synth(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) goto done;
     if (a.dump) {
-        if (a.out || a.preset || a.settings.n || a.shard_bytes || a.context_only)
+        if (a.out || a.preset || a.settings.n || a.shard_bytes || a.context_only ||
+            a.format_given || a.group_size)
             code = args_complain(&command, "--dump writes a dump only: it goes with --for, "
                                  "--tokens, --seed and --json");
         else if (!a.checkpoint || !a.n_tokens)

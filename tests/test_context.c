@@ -20,41 +20,6 @@
 
 /* ---- one answer ---- */
 
-/* Sanitizers are slow and look for other things: a sample of the combinations is enough there. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SAMPLE = 1, LONG_BATCH = 400 };
-#else
-enum { SAMPLE = 0, LONG_BATCH = MAX_ROWS };
-#endif
-
-static void compare_everything(const fixture *f, dspark_cache_dtype dtype, size_t n, int thorough)
-{
-    static const size_t batches[] = {1, 3, 16, 64, 1000};
-    static const uint32_t threads[] = {1, 2, 3, 7};
-    host_cache want, got;
-    reference_run(f, &want, dtype, n);
-    for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++) {
-        if (!dspark_isa_available((dspark_isa)isa)) continue;
-        for (int path = DSPARK_PATH_ONEPASS; path <= DSPARK_PATH_FULL; path++)
-            for (size_t t = 0; t < 4; t++)
-                for (size_t b = 0; b < 5; b++) {
-                    if ((!thorough || SAMPLE) && (t + b + (size_t)path) % 4 != 0) continue;
-                    if (isa == DSPARK_ISA_REF && (t + b) % 3 != 0) continue; /* slow */
-                    dspark_context *ctx = open_context(f, (dspark_isa)isa, threads[t],
-                                                       (dspark_path)path, b == 4 ? 100 : 0);
-                    open_cache(&got, f, dtype);
-                    run_rows(ctx, f, &got, n, batches[b]);
-                    if (memcmp(want.memory, got.memory, want.bytes) != 0)
-                        fail_msg("isa %s, path %d, %u threads, batch %zu, cache %s: other bits",
-                                 dspark_isa_name((dspark_isa)isa), path, threads[t], batches[b],
-                                 dspark_cache_dtype_name(dtype));
-                    free(got.memory);
-                    dspark_context_free(ctx);
-                }
-    }
-    free(want.memory);
-}
-
 static void one_answer(void **state)
 {
     compare_everything(*state, DSPARK_CACHE_BF16, 300, 1);

@@ -120,7 +120,7 @@ static void shards_are_what_they_are_alone(void **state)
                 for (uint32_t p = 0; p < ml.shards[s].n_panels; p++)
                     dspark__merged_linear_rows(&ml, &kern, s, p, 1, x, sizeof x[0], counts[c], scratch,
                                                &merged[0][p * DSPARK__PANEL], 120);
-                dspark__merged_linear_rows(&alone, &kern, 0, 0, alone.n_panels, x, sizeof x[0],
+                dspark__merged_linear_rows(&alone, &kern, 0, 0, alone.shards[0].n_panels, x, sizeof x[0],
                                            counts[c], scratch, single[0], 120);
                 assert_memory_equal(merged, single, sizeof merged);
                 for (size_t i = 0; i < 140; i++)
@@ -170,21 +170,22 @@ static void a_missing_or_double_shard_is_named(void **state)
     /* another shape: both shapes are named, the shard stays unfilled */
     check(fill(&ml, 2, &f, &f.modules[3], t, NULL, NULL, &err),
           DSPARK_EMODEL, &err);
-    assert_non_null(strstr(err.message, "[120,150]"));
-    assert_non_null(strstr(err.message, "[49,150]"));
+    assert_non_null(strstr(err.message, "[120, 150]"));
+    assert_non_null(strstr(err.message, "[49, 150]"));
     check(dspark__merged_linear_complete(&ml, &err), DSPARK_EMODEL, &err);
-    /* a module that no scheme reads: named, not packed */
+    /* a module that contradicts itself: named, not packed */
     dspark__module odd = f.modules[2];
     odd.parts[0].suffix = "weight_packed";
     check(fill(&ml, 2, &f, &odd, t, NULL, NULL, &err),
-          DSPARK_EUNSUPPORTED, &err);
-    assert_non_null(strstr(err.message, "weight_packed"));
+          DSPARK_EMODEL, &err);
+    assert_non_null(strstr(err.message, "without a scale"));
     odd = f.modules[2];
     odd.parts[1] = odd.parts[0];
     odd.parts[1].suffix = "weight_scale";
     odd.n_parts = 2;
     check(fill(&ml, 2, &f, &odd, t, NULL, NULL, &err),
-          DSPARK_EUNSUPPORTED, &err);
+          DSPARK_EMODEL, &err); /* a scale beside bf16 */
+    assert_non_null(strstr(err.message, "scale"));
     dspark__merged_linear_free(&ml);
     dspark_checkpoint_close(f.ckpt);
     dspark__threads_free(t);

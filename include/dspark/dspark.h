@@ -505,11 +505,12 @@ typedef enum dspark_format {
     DSPARK_FORMAT_MXFP8,       /* E4M3, a power of two for 32 weights */
     DSPARK_FORMAT_INT8,        /* 8-bit integers, one scale for each output */
     DSPARK_FORMAT_INT4,        /* 4-bit integers, one scale for a group of weights */
+    DSPARK_FORMAT_BF16,        /* the way back: every quantised weight as BF16, rounded once */
     DSPARK_FORMAT_COUNT
 } dspark_format;
 
-/* "fp8-tensor", "fp8-channel", "fp8-block", "nvfp4", "mxfp4", "mxfp8", "int8", "int4"; "?" for other
- * values. Static storage. */
+/* "fp8-tensor", "fp8-channel", "fp8-block", "nvfp4", "mxfp4", "mxfp8", "int8", "int4", "bf16"; "?" for
+ * other values. Static storage. */
 DSPARK_API const char *dspark_format_name(dspark_format format);
 
 typedef enum dspark_scale_search {
@@ -539,7 +540,8 @@ typedef struct dspark_quantize_report {
  * Which modules: all linear layers, without kv_b_proj (other programs absorb it into others), the
  * Markov head and the confidence head. With targets: exactly the linear layers that match one.
  * Always without what matches ignore. Lookup tables (embed_tokens, markov_w1) and norms are never
- * quantised. A pattern that matches no linear layer is DSPARK_EINVAL. */
+ * quantised. A pattern that matches no linear layer is DSPARK_EINVAL.
+ * DSPARK_FORMAT_BF16 takes the whole checkpoint and none of the choices. */
 typedef struct dspark_quantize_opts {
     size_t struct_size;
     dspark_format format;

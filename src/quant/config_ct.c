@@ -1,6 +1,6 @@
-/* The compressed-tensors dialect: groups of targets with the arguments of their weights, the formats
- * they are stored in, and the ignore list. Activations are looked at only where the format of the
- * weights depends on them. */
+/* The compressed-tensors dialect: groups of targets with the arguments of their weights, the
+ * formats they are stored in, and the ignore list. Activations are looked at only where the format
+ * of the weights depends on them. */
 #include <string.h>
 #include <strings.h>
 
@@ -12,9 +12,9 @@ enum { TIER_EXACT, TIER_PATTERN, TIER_CLASS };
 
 enum { DENSE, INT, FLOAT, NAIVE, PACK, NVFP4, MXFP4, MXFP8, MIXED };
 static const char *const formats[] = {
-    "dense",          "int-quantized",        "float-quantized",
-    "naive-quantized", "pack-quantized",      "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision"};
+    "dense",          "int-quantized",        "float-quantized",      "naive-quantized",
+    "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+    "mixed-precision"};
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
@@ -66,7 +66,8 @@ static dspark_status refuse_unknown(const dspark__cfg *g, const char *const *kno
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)g->object, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)g->object, key, value)
+    {
         size_t i = 0;
         while (i < n && strcmp(known[i], key) != 0) i++;
         if (i == n)
@@ -92,8 +93,8 @@ static dspark_status read_word(const dspark__cfg *g, const char *key, const char
 
 static dspark_status read_strategy(const dspark__cfg *g, dspark__quant_rule *r)
 {
-    static const char *const words[] = {"tensor", "channel",      "group",
-                                        "block",  "tensor_group", "token", "attn_head"};
+    static const char *const words[] = {"tensor",       "channel", "group",    "block",
+                                        "tensor_group", "token",   "attn_head"};
     static const dspark__quant_strategy strategies[] = {
         DSPARK__STRATEGY_TENSOR, DSPARK__STRATEGY_CHANNEL, DSPARK__STRATEGY_GROUP,
         DSPARK__STRATEGY_BLOCK, DSPARK__STRATEGY_TENSOR_GROUP};
@@ -119,8 +120,7 @@ static dspark_status read_strategy(const dspark__cfg *g, dspark__quant_rule *r)
                       : group_size > 0 ? DSPARK__STRATEGY_GROUP
                                        : DSPARK__STRATEGY_CHANNEL;
     }
-    grouped =
-        r->strategy == DSPARK__STRATEGY_GROUP || r->strategy == DSPARK__STRATEGY_TENSOR_GROUP;
+    grouped = r->strategy == DSPARK__STRATEGY_GROUP || r->strategy == DSPARK__STRATEGY_TENSOR_GROUP;
     if (grouped && group_size <= 0)
         return dspark__cfg_fail(g, DSPARK_EMODEL, "group_size",
                                 "the strategy needs a positive group size");
@@ -186,16 +186,16 @@ static dspark_status read_weights(const dspark__cfg *g, dspark__quant_rule *r, i
     if ((st = read_strategy(g, r)) != DSPARK_OK) return st;
     if ((st = read_act_order(g, r)) != DSPARK_OK) return st;
     if ((st = dspark__cfg_string(g, "scale_dtype", &scale_dtype)) != DSPARK_OK) return st;
-    *scale_is_u8 = scale_dtype && (strcmp(scale_dtype, "torch.uint8") == 0 ||
-                                   strcmp(scale_dtype, "uint8") == 0);
+    *scale_is_u8 = scale_dtype &&
+                   (strcmp(scale_dtype, "torch.uint8") == 0 || strcmp(scale_dtype, "uint8") == 0);
     return DSPARK_OK;
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
 /* `format`: the group's own or the top level's; MIXED and -1 leave it to the arguments. */
-static dspark_status settle_format(const dspark__cfg *g, int format, int scale_is_u8,
-                                   int has_input, dspark__quant_rule *r)
+static dspark_status settle_format(const dspark__cfg *g, int format, int scale_is_u8, int has_input,
+                                   dspark__quant_rule *r)
 {
     if (format < 0 || format == MIXED) format = infer_format(r, scale_is_u8, has_input);
     if (format == DENSE) { /* stored as they were, whatever the arguments say */
@@ -225,8 +225,7 @@ static dspark_status read_group(const dspark__cfg *g, int format, dspark__quant_
     memset(r, 0, sizeof *r);
     if ((st = refuse_unknown(g, known, COUNT(known))) != DSPARK_OK) return st;
     if ((st = read_format(g, "format", &own)) != DSPARK_OK) return st;
-    if (own == MIXED)
-        return dspark__cfg_fail(g, DSPARK_EMODEL, "format", "a group has one format");
+    if (own == MIXED) return dspark__cfg_fail(g, DSPARK_EMODEL, "format", "a group has one format");
     if ((st = dspark__cfg_object(g, "weights", &weights)) != DSPARK_OK) return st;
     if ((st = dspark__cfg_object(g, "input_activations", &input)) != DSPARK_OK) return st;
     if (!weights) { /* activations only */
@@ -289,8 +288,7 @@ static dspark_status add_targets(dspark__quant_config *q, const dspark__cfg *g, 
         const char *entry = json_string_value(json_array_get(list, i)), *text;
         dspark__match_kind kind;
 
-        if (!entry)
-            return dspark__cfg_fail(g, DSPARK_EFORMAT, key, "entry %zu is no string", i);
+        if (!entry) return dspark__cfg_fail(g, DSPARK_EFORMAT, key, "entry %zu is no string", i);
         dspark__quant_entry_ct(entry, &kind, &text);
         st = dspark__quant_add_target(q, g, key, kind, text, group,
                                       kind == DSPARK__MATCH_EXACT   ? TIER_EXACT
@@ -310,7 +308,8 @@ static dspark_status read_groups(dspark__quant_config *q, const dspark__cfg *g, 
 
     if (st != DSPARK_OK || !groups) return st;
     dspark__quant_descend(&all, g, "config_groups", groups);
-    json_object_foreach((json_t *)(uintptr_t)groups, name, group) {
+    json_object_foreach((json_t *)(uintptr_t)groups, name, group)
+    {
         dspark__quant_rule rule;
         const json_t *targets = NULL;
 
@@ -416,7 +415,8 @@ dspark_status dspark__quant_read_ct(dspark__quant_config *q, const dspark__cfg *
     if ((st = dspark__cfg_string(g, "version", &version)) != DSPARK_OK) return st;
     q->dense_bits = dense_bits_of(version);
     if (dspark__cfg_get(g, "kv_cache_scheme"))
-        dspark__quant_note(q, "kv_cache_scheme concerns the cache, which the caller owns: not read");
+        dspark__quant_note(q,
+                           "kv_cache_scheme concerns the cache, which the caller owns: not read");
     if ((st = read_groups(q, g, format)) != DSPARK_OK) return st;
     return dspark__quant_add_ignore_list(q, g, "ignore", dspark__quant_entry_ct, NULL);
 }

@@ -8,8 +8,8 @@
 #include "quant/quant_config.h"
 
 #define DSPARK__QUANT_MAX_GROUPS  4096u
-#define DSPARK__QUANT_MAX_ENTRIES 65536u  /* names and patterns, of targets and of ignore lists */
-#define DSPARK__QUANT_MAX_COST    32768u  /* instructions of all patterns together */
+#define DSPARK__QUANT_MAX_ENTRIES 65536u /* names and patterns, of targets and of ignore lists */
+#define DSPARK__QUANT_MAX_COST    32768u /* instructions of all patterns together */
 #define DSPARK__QUANT_MAX_NOTES   8u
 
 /* A target: a pattern and the rule it leads to. Lower tiers win, then the order of the file. */
@@ -49,8 +49,7 @@ dspark_status dspark__quant_add_target(dspark__quant_config *q, const dspark__cf
                                        const char *key, dspark__match_kind kind, const char *text,
                                        uint32_t group, uint32_t tier);
 dspark_status dspark__quant_add_ignored(dspark__quant_config *q, const dspark__cfg *g,
-                                        const char *key, dspark__match_kind kind,
-                                        const char *text);
+                                        const char *key, dspark__match_kind kind, const char *text);
 
 /* How a dialect reads an entry: *kind and *text (behind "re:"). */
 typedef void dspark__quant_entry(const char *entry, dspark__match_kind *kind, const char **text);

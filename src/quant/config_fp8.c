@@ -41,8 +41,8 @@ dspark_status dspark__quant_read_fp8(dspark__quant_config *q, const dspark__cfg 
 
     st = dspark__quant_add_ignore_list(q, g, "ignored_layers", dspark__quant_entry_path, &present);
     if (st == DSPARK_OK && !present)
-        st = dspark__quant_add_ignore_list(q, g, "modules_to_not_convert",
-                                           dspark__quant_entry_path, NULL);
+        st = dspark__quant_add_ignore_list(q, g, "modules_to_not_convert", dspark__quant_entry_path,
+                                           NULL);
     if (st != DSPARK_OK) return st;
     if ((st = dspark__quant_add_group(q, g, &rule, &group)) != DSPARK_OK) return st;
     return dspark__quant_add_target(q, g, "quant_method", DSPARK__MATCH_ALL, "", group, 0);

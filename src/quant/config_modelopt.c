@@ -108,7 +108,8 @@ static dspark_status read_layers(dspark__quant_config *q, const dspark__cfg *g,
     json_t *layer;
 
     dspark__quant_descend(&all, g, "quantized_layers", layers);
-    json_object_foreach((json_t *)(uintptr_t)layers, name, layer) {
+    json_object_foreach((json_t *)(uintptr_t)layers, name, layer)
+    {
         const char *algo_name = NULL, *text;
         const algo *a = NULL;
         dspark__match_kind kind;
@@ -141,7 +142,8 @@ static dspark_status check_groups(const dspark__cfg *g, const algo *a)
 
     if (st != DSPARK_OK || !groups) return st;
     dspark__quant_descend(&all, g, "config_groups", groups);
-    json_object_foreach((json_t *)(uintptr_t)groups, name, group) {
+    json_object_foreach((json_t *)(uintptr_t)groups, name, group)
+    {
         const json_t *weights = NULL;
         const char *type = NULL;
         uint32_t bits = a->bits;
@@ -203,7 +205,8 @@ dspark_status dspark__quant_read_modelopt(dspark__quant_config *q, const dspark_
         return dspark__cfg_fail(g, DSPARK_EMODEL, "quantization",
                                 "the key is missing, and no other key tells the algorithm");
     if ((st = dspark__quant_refuse_rotations(&c.cfg)) != DSPARK_OK) return st;
-    if (dspark__cfg_get(&c.cfg, "kv_cache_quant_algo") || dspark__cfg_get(&c.cfg, "kv_cache_scheme"))
+    if (dspark__cfg_get(&c.cfg, "kv_cache_quant_algo") ||
+        dspark__cfg_get(&c.cfg, "kv_cache_scheme"))
         dspark__quant_note(q, "the scheme of the KV cache is the caller's: not read");
     if ((st = read_top(q, &c.cfg)) != DSPARK_OK) return st;
     st = dspark__quant_add_ignore_list(q, &c.cfg, "exclude_modules", dspark__quant_entry_glob,

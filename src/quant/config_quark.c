@@ -96,10 +96,14 @@ static dspark_status make_rule(const dspark__cfg *g, const spec *s, const spec *
         const char *name, *format;
         uint32_t bits;
         int is_float;
-    } dtypes[] = {{"fp8_e4m3", "fp8_e4m3", 8, 1},         {"fp8_e4m3fn", "fp8_e4m3", 8, 1},
-                  {"fp8_e4m3fnuz", "fp8_e4m3fnuz", 8, 1}, {"fp8_e5m2", "fp8_e5m2", 8, 1},
-                  {"fp8_e5m2fnuz", "fp8_e5m2fnuz", 8, 1}, {"fp4", "fp4", 4, 1},
-                  {"fp4_e2m1", "fp4", 4, 1},              {"int8", "int8", 8, 0}};
+    } dtypes[] = {{"fp8_e4m3", "fp8_e4m3", 8, 1},
+                  {"fp8_e4m3fn", "fp8_e4m3", 8, 1},
+                  {"fp8_e4m3fnuz", "fp8_e4m3fnuz", 8, 1},
+                  {"fp8_e5m2", "fp8_e5m2", 8, 1},
+                  {"fp8_e5m2fnuz", "fp8_e5m2fnuz", 8, 1},
+                  {"fp4", "fp4", 4, 1},
+                  {"fp4_e2m1", "fp4", 4, 1},
+                  {"int8", "int8", 8, 0}};
     dspark_status st;
     int e8m0 = is_word(s->scale_format, "e8m0");
 
@@ -177,7 +181,8 @@ static dspark_status read_named(dspark__quant_config *q, const dspark__cfg *g, c
 
     if (st != DSPARK_OK || !layers) return st;
     dspark__quant_descend(&all, g, key, layers);
-    json_object_foreach((json_t *)(uintptr_t)layers, name, layer) {
+    json_object_foreach((json_t *)(uintptr_t)layers, name, layer)
+    {
         dspark__quant_rule rule;
         dspark__match_kind kind;
         const char *text;
@@ -207,8 +212,7 @@ static dspark_status check_algorithms(const dspark__cfg *g)
     size_t n = json_is_array(algorithms) ? json_array_size(algorithms) : algorithms != NULL;
 
     for (size_t i = 0; i < n; i++) {
-        const json_t *one =
-            json_is_array(algorithms) ? json_array_get(algorithms, i) : algorithms;
+        const json_t *one = json_is_array(algorithms) ? json_array_get(algorithms, i) : algorithms;
         const char *name = json_string_value(json_object_get(one, "name"));
         dspark__quant_cursor c;
 

@@ -29,6 +29,7 @@ static const struct {
     [DSPARK_FORMAT_MXFP8] = {"mxfp8", 8, 32},
     [DSPARK_FORMAT_INT8] = {"int8", 8, 0},
     [DSPARK_FORMAT_INT4] = {"int4", 4, 128},
+    [DSPARK_FORMAT_BF16] = {"bf16", 16, 0},
 };
 
 static void fill_values(dspark__encoder *e);
@@ -44,10 +45,10 @@ dspark_status dspark__encoder_init(dspark__encoder *e, dspark_format format,
                                    dspark_error *err)
 {
     memset(e, 0, sizeof *e);
-    if (format <= DSPARK_FORMAT_NONE || format >= DSPARK_FORMAT_COUNT)
+    if (format <= DSPARK_FORMAT_NONE || format >= DSPARK_FORMAT_BF16)
         return dspark__fail(err, DSPARK_EINVAL, "format",
                             "%d is none; formats are fp8-tensor, fp8-channel, fp8-block, nvfp4, "
-                            "mxfp4, mxfp8, int8, int4", (int)format);
+                            "mxfp4, mxfp8, int8, int4, bf16", (int)format);
     if (search != DSPARK_SCALES_ABSMAX && search != DSPARK_SCALES_MSE)
         return dspark__fail(err, DSPARK_EINVAL, "scales", "%d is neither absmax nor mse",
                             (int)search);
@@ -264,7 +265,7 @@ void dspark__encoder_set_absmax(dspark__encoder *e, float absmax)
     } else if (e->layout == DSPARK_LAYOUT_MODELOPT) {
         e->global = not_zero(absmax / GLOBAL, 1.0f);
     } else {
-        float g = GLOBAL / (absmax < FP32_TINY ? FP32_TINY : absmax);
+        float g = 1.0f / (absmax < FP32_TINY ? FP32_TINY : absmax) * GLOBAL;
         e->global = isinf(g) ? 1.0f : g;
     }
 }

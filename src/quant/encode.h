@@ -12,7 +12,7 @@
  *           Code e2m1(w / 2^(exponent - 127)).
  *   mxfp8   the same with E - 8 and e4m3.
  *   nvfp4   with M over the whole tensor,
- *     compressed-tensors: g = 2688 / max(M, 2^-126), 1 when that is infinite; c = e4m3(g * (m / 6)),
+ *     compressed-tensors: g = (1 / max(M, 2^-126)) * 2688, 1 when that is infinite; c = e4m3(g * (m / 6)),
  *           0.125 when that is 0. Code e2m1(w / (c / g)).
  *     ModelOpt: g = M / 2688, 1 when that is 0; c = e4m3(max(m / (6 * g), 2^-9)), 1 when m / (6 * g)
  *           is 0. Code e2m1(w / (c * g)).
@@ -49,7 +49,7 @@ typedef struct dspark__encoder {
     float values[256];        /* what a code stands for */
 } dspark__encoder;
 
-/* Sizes for rows of k weights. group_size is for int4 (0 = 128). `name` is for errors.
+/* Sizes for rows of k weights; bf16 has no encoder. group_size is for int4 (0 = 128). `name` is for errors.
  * DSPARK_EINVAL: the format or layout; DSPARK_EUNSUPPORTED: k does not fit the format's groups. */
 dspark_status dspark__encoder_init(dspark__encoder *e, dspark_format format,
                                    dspark_scale_search search, dspark_layout layout,

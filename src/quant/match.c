@@ -1,5 +1,6 @@
 /* Matching: plain comparisons, and the simulation of a compiled pattern's automaton, all of its
- * states at once, one character after the other. Never allocates while matching, never goes back. */
+ * states at once, one character after the other. While matching it neither allocates nor goes
+ * back. */
 #include "quant/match.h"
 
 #include <stdlib.h>

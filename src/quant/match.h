@@ -1,16 +1,17 @@
-/* Names against the patterns of a quantization_config: plain names, path parts, shell wildcards and
- * the regular expressions of compressed-tensors. Patterns are hostile: their length, their nesting
- * and their compiled size are bounded, and matching takes time linear in the name (Thompson's
- * simulation, no backtracking) and no memory.
+/* Names against the patterns of a quantization_config: plain names, path parts, shell wildcards
+ * and the regular expressions of compressed-tensors. Patterns are hostile: their length, their
+ * nesting and their compiled size are bounded, and matching takes time linear in the name
+ * (Thompson's simulation, no backtracking) and no memory.
  *
  * Both kinds with a grammar follow Python, which wrote the files: `re.match` (anchored at the
  * start, open at the end) and `fnmatch.fnmatchcase` (the whole name). Of `re` the part that names
  * need is served:
  *
  *     literals  .  [...]  [^...]  |  (...)  (?:...)  *  +  ?  {m} {m,} {,n} {m,n}, each also lazy
- *     ^  $  \A  \Z  \b  \B    \d \D \w \W \s \S (ASCII)    \n \t \r \f \v \a \xhh    \ + punctuation
+ *     ^  $  \A  \Z  \b  \B    \d \D \w \W \s \S (ASCII)
+ *     \n \t \r \f \v \a \xhh    \ before punctuation
  *
- * What is not is refused by name: look-ahead and look-behind, back-references, named and atomic
+ * What is not, is refused by name: look-ahead and look-behind, back-references, named and atomic
  * groups, possessive repeats, inline flags, comments, octal and Unicode escapes. */
 #ifndef DSPARK_QUANT_MATCH_H
 #define DSPARK_QUANT_MATCH_H

@@ -65,8 +65,7 @@ static int put_split(compiler *c, uint32_t start, int x, int y)
 {
     if (!emit(c, DSPARK__OP_SPLIT, 0, x, y)) return 0;
     dspark__match_inst split = c->insts[c->n_insts - 1];
-    memmove(&c->insts[start + 1], &c->insts[start],
-            (c->n_insts - 1 - start) * sizeof c->insts[0]);
+    memmove(&c->insts[start + 1], &c->insts[start], (c->n_insts - 1 - start) * sizeof c->insts[0]);
     c->insts[start] = split;
     return 1;
 }
@@ -143,8 +142,7 @@ static int escaped_byte(compiler *c, unsigned char *byte)
         int high = c->at + 1 < c->n ? hex_digit(c->text[c->at + 1]) : -1;
         int low = c->at + 2 < c->n ? hex_digit(c->text[c->at + 2]) : -1;
         if (high < 0 || low < 0)
-            return refuse(c, DSPARK_EFORMAT, "\\x at byte %zu needs two hexadecimal digits",
-                          c->at);
+            return refuse(c, DSPARK_EFORMAT, "\\x at byte %zu needs two hexadecimal digits", c->at);
         if (high > 7) return unsupported(c, "an escape beyond ASCII");
         *byte = (unsigned char)(high * 16 + low);
         c->at += 3;
@@ -283,10 +281,12 @@ static int parse_escape(compiler *c, int *fixed)
     if (strchr("AZbB", ch)) {
         *fixed = 1;
         c->at++;
-        return emit(c, ch == 'A'   ? DSPARK__OP_START
-                       : ch == 'Z' ? DSPARK__OP_END
-                       : ch == 'b' ? DSPARK__OP_EDGE
-                                   : DSPARK__OP_NO_EDGE, 0, 0, 0);
+        return emit(c,
+                    ch == 'A'   ? DSPARK__OP_START
+                    : ch == 'Z' ? DSPARK__OP_END
+                    : ch == 'b' ? DSPARK__OP_EDGE
+                                : DSPARK__OP_NO_EDGE,
+                    0, 0, 0);
     }
     if (ch >= '1' && ch <= '9') return unsupported(c, "a back-reference");
     return escaped_byte(c, &byte) && emit(c, DSPARK__OP_CHAR, byte, 0, 0);

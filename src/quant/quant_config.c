@@ -162,8 +162,7 @@ dspark_status dspark__quant_add_ignore_list(dspark__quant_config *q, const dspar
         const char *entry = json_string_value(json_array_get(list, i)), *text;
         dspark__match_kind kind;
 
-        if (!entry)
-            return dspark__cfg_fail(g, DSPARK_EFORMAT, key, "entry %zu is no string", i);
+        if (!entry) return dspark__cfg_fail(g, DSPARK_EFORMAT, key, "entry %zu is no string", i);
         read(entry, &kind, &text);
         st = dspark__quant_add_ignored(q, g, key, kind, text);
     }
@@ -183,8 +182,7 @@ static int read_block_text(const char *s, uint32_t *sides)
     for (int i = 0; i < 2; i++) {
         uint32_t value = 0;
         size_t n = 0;
-        for (; *s >= '0' && *s <= '9' && n < 8; s++, n++)
-            value = value * 10 + (uint32_t)(*s - '0');
+        for (; *s >= '0' && *s <= '9' && n < 8; s++, n++) value = value * 10 + (uint32_t)(*s - '0');
         if (n == 0 || *s != (i ? '\0' : 'x')) return 0;
         if (i == 0) s++;
         sides[i] = value;
@@ -235,7 +233,8 @@ dspark_status dspark__quant_refuse_rotations(const dspark__cfg *g)
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)g->object, key, value) {
+    json_object_foreach((json_t *)(uintptr_t)g->object, key, value)
+    {
         if (!strcasestr(key, "rotat") && !strcasestr(key, "transform")) continue;
         if (is_empty(value)) continue;
         return dspark__cfg_fail(g, DSPARK_EUNSUPPORTED, key,
@@ -406,8 +405,7 @@ dspark_status dspark__quant_config_parse(dspark__quant_config **out, const char 
         st = dspark__json_load(&hf, hf_quant_text, n_hf, MAX_DEPTH, hf_root.source, err);
         if (st != DSPARK_OK) goto fail;
         hf_root.object = hf;
-        if (found.cfg.object && (st = compare_algos(&found.cfg, &hf_root)) != DSPARK_OK)
-            goto fail;
+        if (found.cfg.object && (st = compare_algos(&found.cfg, &hf_root)) != DSPARK_OK) goto fail;
     } else if (hf_quant_text) {
         dspark__quant_note(q, "hf_quant_config.json is not read: %s names another method",
                            root.source);
@@ -437,15 +435,29 @@ void dspark__quant_config_free(dspark__quant_config *q)
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
+/* Rules for a class, or for all, mean linear layers. Embeddings and norms are none, and files with
+ * `targets: ["Linear"]` leave them as they are without a word on their ignore lists. */
+static int is_linear(const char *module)
+{
+    static const char *const tables[] = {"embed", "norm", "markov_w1"};
+    const char *dot = strrchr(module, '.'), *last = dot ? dot + 1 : module;
+
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        if (strstr(last, tables[i])) return 0;
+    return 1;
+}
+
 static const dspark__quant_target *find_target(const dspark__quant_config *q,
                                                const char *const *names)
 {
     const dspark__quant_target *best = NULL;
     uint32_t tier = TIER_NOWHERE;
+    int linear = is_linear(names[0]);
 
     for (size_t i = 0; i < q->n_targets; i++) {
         const dspark__quant_target *t = &q->targets[i];
         if (t->tier >= tier) continue;
+        if (t->match.kind == DSPARK__MATCH_ALL && !linear) continue;
         if (!dspark__match_name(&t->match, names[0]) && !dspark__match_name(&t->match, names[1]))
             continue;
         best = t;

@@ -99,10 +99,14 @@ fail:
     return st;
 }
 
+/* `text` ends where its newline is to be, and is freed. */
 static dspark_status write_text(dspark__stage *s, const char *name, char *text, dspark_error *err)
 {
-    dspark_status st = text ? dspark__stage_write(s, name, text, strlen(text), err)
-                            : dspark__fail_nomem(err, name, 0);
+    dspark_status st;
+    size_t n = text ? strlen(text) : 0;
+    if (!text) return dspark__fail_nomem(err, name, 0);
+    text[n] = '\n';
+    st = dspark__stage_write(s, name, text, n + 1, err);
     free(text);
     return st;
 }
@@ -223,7 +227,8 @@ static dspark_status compare_all(dspark__quantize_work *w, const dspark__quantiz
                 st = compare_copy(w, m, &m->outputs[o], &r, err);
         if (st != DSPARK_OK || m->kind == DSPARK__QM_COPY) continue;
         st = compare_weight(w, m, &r, &report, err);
-        if (st == DSPARK_OK && m->kind == DSPARK__QM_QUANTISE && opts->report)
+        if (st == DSPARK_OK && opts->report &&
+            (m->kind == DSPARK__QM_QUANTISE || opts->format == DSPARK_FORMAT_BF16))
             opts->report(opts->report_user, &report);
     }
     if (st == DSPARK_OK && n_tensors != dspark__checkpoint_count(r.ckpt))

@@ -151,9 +151,11 @@ dspark_status dspark__quantize_config_text(char **out, const dspark__quantize_pl
     json_object_del(config, "compression_config");
     inner = json_object_get(config, "text_config");
     if (json_is_object(inner)) json_object_del(inner, "quantization_config");
-    q = opts->layout == DSPARK_LAYOUT_MODELOPT ? modelopt_json(p, opts, &bad)
-                                               : compressed_json(p, opts, &bad);
-    put(&bad, config, "quantization_config", q);
+    if (opts->format != DSPARK_FORMAT_BF16) {
+        q = opts->layout == DSPARK_LAYOUT_MODELOPT ? modelopt_json(p, opts, &bad)
+                                                   : compressed_json(p, opts, &bad);
+        put(&bad, config, "quantization_config", q);
+    }
     if (!bad) *out = dspark__json_text(config, TEXT_FLAGS);
     json_decref(config);
     return *out ? DSPARK_OK : dspark__fail_nomem(err, "config.json", p->n_config_text);

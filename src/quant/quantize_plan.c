@@ -257,7 +257,8 @@ static dspark_status plan_module(dspark__quantize_plan *p, dspark__qm *m,
     m->linear = entry && entry->rank == 2 && !is_table(target);
     ignored = m->linear && patterns_fit(pats, 0, pats->n_ignore, m->file->name);
     targeted = m->linear && patterns_fit(pats, pats->n_ignore, pats->n, m->file->name);
-    quantise = m->linear && !ignored && (opts->n_targets ? targeted : !kept_by_default(target));
+    quantise = m->linear && !ignored && (opts->n_targets ? targeted : !kept_by_default(target)) &&
+               opts->format != DSPARK_FORMAT_BF16;
     m->kind = quantise ? DSPARK__QM_QUANTISE : quantised ? DSPARK__QM_DENSE : DSPARK__QM_COPY;
     if ((st = dspark__quantize_module(&m->module, m->file, err)) != DSPARK_OK) return st;
     if (m->kind == DSPARK__QM_COPY) {
@@ -337,8 +338,15 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
     memset(p, 0, sizeof *p);
     p->path = path;
     /* Options that cannot be right are told before the first file is opened. */
-    st = dspark__encoder_init(&probe, opts->format, opts->scales, opts->layout, opts->group_size,
-                              opts->group_size ? opts->group_size : 1024, "options", err);
+    if (opts->format == DSPARK_FORMAT_BF16)
+        st = opts->scales || opts->layout || opts->group_size || opts->n_ignore || opts->n_targets
+                 ? dspark__fail(err, DSPARK_EINVAL, "format",
+                                "bf16 takes no scales, layout, group size, ignore or targets")
+                 : DSPARK_OK;
+    else
+        st = dspark__encoder_init(&probe, opts->format, opts->scales, opts->layout,
+                                  opts->group_size, opts->group_size ? opts->group_size : 1024,
+                                  "options", err);
     if (st == DSPARK_OK) st = patterns_make(&pats, opts, err);
     if (st == DSPARK_OK) st = open_source(p, err);
     if (st != DSPARK_OK) goto done;
@@ -356,7 +364,8 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
         m->file = &p->modules.list[i];
         entry = entry_of(roster, n_roster, m->file, &p->doc->config, &target);
         if ((st = plan_module(p, m, entry, target, opts, &pats, err)) != DSPARK_OK) goto done;
-        n_quantised += m->kind == DSPARK__QM_QUANTISE;
+        n_quantised += m->kind == DSPARK__QM_QUANTISE ||
+                       (m->kind == DSPARK__QM_DENSE && opts->format == DSPARK_FORMAT_BF16);
         if (!dspark__add_u64(p->total_bytes, m->bytes_after, &p->total_bytes)) {
             st = dspark__fail(err, DSPARK_EUNSUPPORTED, path, "larger than a file can be");
             goto done;
@@ -367,7 +376,8 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
     }
     if ((st = patterns_used(&pats, err)) != DSPARK_OK) goto done;
     if (n_quantised == 0) {
-        st = dspark__fail(err, DSPARK_EINVAL, path, "nothing is left to be quantised");
+        st = dspark__fail(err, DSPARK_EINVAL, path, opts->format == DSPARK_FORMAT_BF16 ? "nothing in it is quantised"
+                                                                                 : "nothing is left to be quantised");
         goto done;
     }
     number_shards(p);

@@ -36,16 +36,26 @@ void open_fixture(fixture *f, const char *const *settings, size_t n_settings)
 {
     dspark_error err;
     dspark_synth_opts so;
-    dspark_model_opts mo;
-    memset(f, 0, sizeof *f);
-    snprintf(f->dir, sizeof f->dir, "%s/ckpt", tmpdir_make());
+    char dir[sizeof f->dir];
+    snprintf(dir, sizeof dir, "%s/ckpt", tmpdir_make());
     dspark_synth_opts_init(&so);
     so.preset = "tiny";
     so.seed = 11;
     so.settings = settings;
     so.n_settings = n_settings;
-    check(dspark_synth_checkpoint(f->dir, &so, &err), DSPARK_OK, &err);
+    check(dspark_synth_checkpoint(dir, &so, &err), DSPARK_OK, &err);
+    open_fixture_at(f, dir, 0);
+    f->owned = 1;
+}
+
+void open_fixture_at(fixture *f, const char *dir, int vllm_compat)
+{
+    dspark_error err;
+    dspark_model_opts mo;
+    memset(f, 0, sizeof *f);
+    snprintf(f->dir, sizeof f->dir, "%s", dir);
     dspark_model_opts_init(&mo);
+    mo.vllm_compat = vllm_compat;
     mo.parts = DSPARK_PART_CONTEXT | DSPARK_PART_Q_A;
     mo.n_threads = 1;
     check(dspark_model_open(&f->model, f->dir, &mo, &err), DSPARK_OK, &err);
@@ -67,7 +77,7 @@ void close_fixture(fixture *f)
 {
     free(f->taps);
     dspark_model_close(f->model);
-    tmpdir_remove(f->dir);
+    if (f->owned) tmpdir_remove(f->dir);
 }
 
 int fixture_setup(void **state)
@@ -151,3 +161,30 @@ void reference_run(const fixture *f, host_cache *h, dspark_cache_dtype dtype, si
     dspark_context_free(ctx);
 }
 
+void compare_everything(const fixture *f, dspark_cache_dtype dtype, size_t n, int thorough)
+{
+    static const size_t batches[] = {1, 3, 16, 64, 1000};
+    static const uint32_t threads[] = {1, 2, 3, 7};
+    host_cache want, got;
+    reference_run(f, &want, dtype, n);
+    for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++) {
+        if (!dspark_isa_available((dspark_isa)isa)) continue;
+        for (int path = DSPARK_PATH_ONEPASS; path <= DSPARK_PATH_FULL; path++)
+            for (size_t t = 0; t < 4; t++)
+                for (size_t b = 0; b < 5; b++) {
+                    if ((!thorough || SAMPLE) && (t + b + (size_t)path) % 4 != 0) continue;
+                    if (isa == DSPARK_ISA_REF && (t + b) % 3 != 0) continue; /* slow */
+                    dspark_context *ctx = open_context(f, (dspark_isa)isa, threads[t],
+                                                       (dspark_path)path, b == 4 ? 100 : 0);
+                    open_cache(&got, f, dtype);
+                    run_rows(ctx, f, &got, n, batches[b]);
+                    if (memcmp(want.memory, got.memory, want.bytes) != 0)
+                        fail_msg("isa %s, path %d, %u threads, batch %zu, cache %s: other bits",
+                                 dspark_isa_name((dspark_isa)isa), path, threads[t], batches[b],
+                                 dspark_cache_dtype_name(dtype));
+                    free(got.memory);
+                    dspark_context_free(ctx);
+                }
+    }
+    free(want.memory);
+}

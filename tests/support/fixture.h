@@ -13,6 +13,7 @@
 
 typedef struct fixture {
     char dir[512];
+    int owned;                   /* closing removes the folder */
     dspark_model *model;
     size_t taps_width, width, n_layers;
     uint16_t *taps;              /* [MAX_ROWS][taps_width] */
@@ -22,6 +23,8 @@ typedef struct fixture {
 
 /* settings: "key=value" for the tiny preset. */
 void open_fixture(fixture *f, const char *const *settings, size_t n_settings);
+/* The same rows for a checkpoint that is there already; closing leaves its files alone. */
+void open_fixture_at(fixture *f, const char *dir, int vllm_compat);
 void close_fixture(fixture *f);
 /* For cmocka: *state is a fixture with the preset's own settings. */
 int fixture_setup(void **state);
@@ -48,5 +51,16 @@ dspark_context *open_context(const fixture *f, dspark_isa isa, uint32_t threads,
 void run_rows(dspark_context *ctx, const fixture *f, host_cache *h, size_t n, size_t batch);
 /* n rows by the reference kernels, one thread, one call. */
 void reference_run(const fixture *f, host_cache *h, dspark_cache_dtype dtype, size_t n);
+
+/* Sanitizers are slow and look for other things: a sample of the combinations is enough there. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SAMPLE = 1, LONG_BATCH = 400 };
+#else
+enum { SAMPLE = 0, LONG_BATCH = MAX_ROWS };
+#endif
+
+/* n rows by every path, level, thread count and batch size against the reference, with ==. Not
+ * thorough: a sample of the combinations. */
+void compare_everything(const fixture *f, dspark_cache_dtype dtype, size_t n, int thorough);
 
 #endif

@@ -23,6 +23,9 @@ void dspark__kern_avx2(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_AVX2;
     k->gemm_bf16 = dspark__gemm_bf16__avx2;
+    k->decode = dspark__decode__avx2;
+    k->scale_add = dspark__scale_add__avx2;
+    k->finish = dspark__finish__avx2;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx2;
     k->rope_bf16 = dspark__rope_bf16__avx2;
     k->fp8_e4m3 = dspark__fp8_e4m3__avx2;

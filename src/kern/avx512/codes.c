@@ -31,6 +31,7 @@ DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const byte_t
     for (; n_groups > 0; n_groups--) {
         DSPARK__UNROLL
         for (size_t i = 0; i < GROUP_VECTORS; i++, codes += 32, w += 32) {
+            if (i % 2 == 0) fetch_ahead(codes);
             __m512i c = _mm512_cvtepu8_epi16(_mm256_load_si256((const void *)codes));
             _mm512_store_si512(w, apply(look_up(c, t, kind), s->of[i % REGISTERS], how));
         }

@@ -10,13 +10,10 @@
 
 /* 8 values of k of 48 outputs: 12 vectors of weights, vector i belongs to outputs 16 (i % 3) ... */
 enum { GROUP_K = 8, GROUP_VECTORS = 12, GROUP_PAIRS = 4, REGISTERS = 3 };
-#ifndef CAHEAD
-#define CAHEAD 4096
-#endif
-#ifndef CHINT
-#define CHINT _MM_HINT_T0
-#endif
-enum { SCALE_MASK_BITS = 48 };
+
+/* Codes are fetched into L2 this far ahead: the hardware prefetcher alone reaches half of what memory
+ * gives, because most of the time nothing is loaded from it. */
+enum { AHEAD = 8192 };
 
 typedef enum lookup {
     NIBBLES,      /* 4 bits */
@@ -38,6 +35,11 @@ typedef enum scaling {
 typedef struct run_scales {
     __m512i of[REGISTERS];
 } run_scales;
+
+DSPARK__INLINE void fetch_ahead(const uint8_t *codes)
+{
+    _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T1);
+}
 
 DSPARK__INLINE __m512i load_scale_bytes(const uint8_t *scales, size_t v)
 {
@@ -111,7 +113,7 @@ DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, __m512i ta
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++) {
             __m512i raw = _mm512_load_si512(codes + 64 * v);
-            _mm_prefetch((const char *)codes + 64 * v + CAHEAD, CHINT);
+            fetch_ahead(codes + 64 * v);
             DSPARK__UNROLL
             for (size_t j = 0; j < GROUP_PAIRS; j++) { /* indices are cut to 5 bits: see table */
                 __m512i t = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), table);
@@ -154,7 +156,7 @@ DSPARK__INLINE table_range range_of(const uint16_t *table, size_t n)
 /* Do all products with these 48 powers of two stay normal? low .. high are the scale bytes that do. */
 DSPARK__INLINE int scales_within(const uint8_t *scales, uint32_t low, uint32_t high)
 {
-    const __mmask64 all = ((__mmask64)1 << SCALE_MASK_BITS) - 1;
+    const __mmask64 all = ((__mmask64)1 << DSPARK__PANEL) - 1;
     if (low > high) return 0;
     __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(all, scales), _mm512_set1_epi8((char)low));
     return _mm512_mask_cmpgt_epu8_mask(all, b, _mm512_set1_epi8((char)(high - low))) == 0;

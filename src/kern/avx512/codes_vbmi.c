@@ -37,7 +37,7 @@ DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const byte_t
         DSPARK__UNROLL
         for (size_t i = 0; i < GROUP_VECTORS; i += 2, codes += 64, w += 64) {
             __m512i c = _mm512_permutexvar_epi64(spread, _mm512_load_si512(codes));
-            _mm_prefetch((const char *)codes + CAHEAD, CHINT);
+            fetch_ahead(codes);
             __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
             __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
             if (kind == BYTES_SIGNED) {

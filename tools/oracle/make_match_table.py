@@ -6,7 +6,7 @@ separated by tabs; a lone E instead of names: re.compile raises. Random patterns
 grammar that match.h serves, and a share of them is then damaged to reach the errors. Names are
 short, so that Python's backtracking ends.
 
-    python3 make_table.py > python.tsv
+    python3 tools/oracle/make_match_table.py > tests/data/match/python.tsv
 """
 import fnmatch
 import random
@@ -88,7 +88,7 @@ def damage(pattern):
 
 def outside(pattern):
     """Valid in Python, refused here by name: not a matter of this table."""
-    return re.search(r"\(\?(?!:)|\\[0-9uUNzGgkKpPXRQE]|[*+?}]\+|\\[^\x00-\x7f]", pattern)
+    return re.search(r"\(\?(?!:)|\\[0-9uUNzGgkKpPXRQE]|\\x[89a-f]|[*+?}]\+|\\[^\x00-\x7f]", pattern)
 
 
 def glob():
