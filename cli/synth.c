@@ -218,6 +218,9 @@ int command_synth(int argc, char **argv)
     } else if (!a.preset) {
         code = args_complain(&command, "--preset is missing; presets are kimi-k3, kimi-k3-block5, "
                              "kimi-k3.1-pro, lightseek, tiny");
+    } else if (a.group_size &&
+               (!a.format_given || quantize_format(a.format) != DSPARK_FORMAT_INT4)) {
+        code = args_complain(&command, "--group-size goes with --format int4");
     } else {
         code = write_checkpoint(&a);
     }

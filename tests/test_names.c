@@ -106,6 +106,13 @@ static void test_suffixes(void **state)
         "weight_g_idx",
         "weight_shape",
         "pre_quant_scale",
+        "scale",
+        "q_scale",
+        "k_scale",
+        "v_scale",
+        "output_scale",
+        "svdquant_lora_a",
+        "svdquant_lora_b",
     };
 
     (void)state;

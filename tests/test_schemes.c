@@ -11,6 +11,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "base/fpenv.h"
 #include "base/numfmt.h"
 #include "support/examine.h"
 #include "support/fixture.h"
@@ -325,6 +326,60 @@ static void test_nvfp4_golden(void **state)
     assert_true(row[3][0] == row[1][0] * 512 * 512);
 }
 
+/* ---- the ends of the exponents, whatever the thread does to subnormals ------------------------- */
+
+#if defined(__SSE2__)
+static void test_flushing_thread(void **state)
+{
+    static const uint32_t tiny_scale = 0x00000003; /* 3 * 2^-149 */
+    unsigned old = _mm_getcsr();
+    const dspark__scheme *s;
+    dspark__module m;
+    dspark__packing p;
+    dspark_error err;
+    double row[64];
+    float scales[DSPARK__PANEL];
+    unsigned char *codes = calloc(1, 8 * 96 * 4);
+
+    (void)state;
+    assert_non_null(codes);
+    for (int v = 0; v < 3; v++) {
+        dspark__panel_out out = {codes, NULL, NULL, scales};
+        uint8_t bytes[48 * 2] = {0};
+        dspark_status st;
+        add("weight", v == 1 ? DSPARK_F32 : DSPARK_F8_E4M3, 1, 64);
+        if (v == 0) memcpy(add("weight_scale", DSPARK_F32, 1, 0), &tiny_scale, 4);
+        if (v == 2) add("weight_scale", DSPARK_U8, 1, 2); /* two scales of 2^-127 */
+        if (v == 1)
+            memcpy(t.list[0].data, (const uint32_t[]){0x00018000, 0x80400000}, 8);
+        else
+            memset(t.list[0].data, 0x38, 64); /* 1.0 */
+        tensors_open(&t, tmpdir_make(), 1);
+        tensors_module(&t, "m", &m);
+        if (v == 2) out.scales = bytes;
+        _mm_setcsr(0x1f80 | 0x8040); /* flush to zero, subnormals are zero */
+        st = dspark__scheme_detect(&s, &m, &rule, 1, 64, &err);
+        if (st == DSPARK_OK) st = s->validate(&m, &rule, 1, 64, &p, &err);
+        if (st == DSPARK_OK) s->dequantise(&m, &rule, 0, 1, 64, row);
+        if (st == DSPARK_OK) s->pack(&m, &p, &rule, 0, 1, 1, 64, &out);
+        _mm_setcsr(old);
+        check(st, DSPARK_OK, &err);
+        if (v == 0) assert_true(row[0] == 3 * 0x1p-149 && scales[0] == 3 * 0x1p-149f);
+        if (v == 1) assert_true(row[0] == 0x1p-132 && row[1] == -0x1p-127); /* 1.5 rounds to even: 2 */
+        if (v == 1) assert_int_equal(dspark__load_u16(codes), 0x0002);
+        if (v == 2) assert_true(row[0] == 0x1p-127 && row[63] == 0x1p-127 && bytes[0] == 0);
+        tensors_clear(&t);
+    }
+    free(codes);
+}
+#else
+static void test_flushing_thread(void **state)
+{
+    (void)state;
+    skip();
+}
+#endif
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static void test_table(void **state)
@@ -352,7 +407,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_plain), TEST(test_f32_roundings), TEST(test_fp8),
         TEST(test_last_block_row), TEST(test_one_row), TEST(test_mx), TEST(test_nvfp4),
-        TEST(test_nvfp4_golden), TEST(test_table),
+        TEST(test_nvfp4_golden), TEST(test_flushing_thread), TEST(test_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,7 +145,8 @@ static int check_extra(checker *k, size_t i, const dspark__name *n)
     if (k->doc->context_only) return 0;
     if (target != DSPARK__T_LM_HEAD && (target != DSPARK__T_CONFIDENCE || c->confidence_head))
         return 0;
-    if (!is_plain(n)) { /* judged once: with the weight, or with the first that is there without it */
+    if (!is_plain(
+            n)) { /* judged once: with the weight, or with the first that is there without it */
         if (dspark__file_module_part(m, "weight") || m->parts[0].tensor != t) return 1;
         return judge_module(k, i, n->canonical, 0);
     }
@@ -281,7 +282,8 @@ static void judge_entry(checker *k, size_t i)
     }
     check_shape(k, t, e->rank, e->shape, "");
     if (t->dtype != DSPARK_BF16) report_dtype(k, t);
-    if (k->carrier[i] && !e->linear) judge_beside(k, dspark__modules_of(&k->modules, k->carrier[i] - 1));
+    if (k->carrier[i] && !e->linear)
+        judge_beside(k, dspark__modules_of(&k->modules, k->carrier[i] - 1));
 }
 
 /* ---- pass 3: what nothing asked for ---------------------------------------------------------- */

@@ -61,7 +61,8 @@ static dspark_status gather(dspark__quant_modules *out, const dspark_checkpoint 
     st = DSPARK_OK;
 done:
     dspark__nametable_free(&index);
-    return st == DSPARK_OK ? st : dspark__fail_nomem(err, "index of linears", out->n * sizeof(char *));
+    return st == DSPARK_OK ? st
+                           : dspark__fail_nomem(err, "index of linears", out->n * sizeof(char *));
 }
 
 /* ---- judging --------------------------------------------------------------------------------- */
@@ -88,10 +89,8 @@ static dspark_status judge(dspark__quant_module *q, const dspark_checkpoint *ckp
     for (uint32_t i = 0; i < m->n_parts; i++)
         if ((st = dspark__checkpoint_verify(ckpt, m->parts[i].tensor, err)) != DSPARK_OK) return st;
     st = dspark__quant_config_rule(config, m->name, &q->rule, &q->why);
-    if (st == DSPARK_OK)
-        st = dspark__scheme_detect(&scheme, m, &q->rule, q->rows, q->k, &q->why);
-    if (st == DSPARK_OK)
-        st = scheme->validate(m, &q->rule, q->rows, q->k, &q->packing, &q->why);
+    if (st == DSPARK_OK) st = dspark__scheme_detect(&scheme, m, &q->rule, q->rows, q->k, &q->why);
+    if (st == DSPARK_OK) st = scheme->validate(m, &q->rule, q->rows, q->k, &q->packing, &q->why);
     q->status = st;
     if (st == DSPARK_OK)
         q->scheme = scheme;
@@ -119,8 +118,8 @@ dspark_status dspark__quant_modules_make(dspark__quant_modules *out, const dspar
     for (size_t i = 0; i < n; i++) {
         dspark__quant_module *e = &out->list[out->n];
         if (!roster[i].linear) continue;
-        snprintf(e->name, sizeof e->name, "%.*s",
-                 (int)(strlen(roster[i].name) - strlen(".weight")), roster[i].name);
+        snprintf(e->name, sizeof e->name, "%.*s", (int)(strlen(roster[i].name) - strlen(".weight")),
+                 roster[i].name);
         e->rows = roster[i].shape[0];
         e->k = roster[i].shape[1];
         out->n++;
@@ -225,7 +224,6 @@ dspark_status dspark__quant_check(const dspark_checkpoint *ckpt, const dspark__c
     if (st != DSPARK_OK || t.n == 0) return st;
     const dspark_error *first = &t.first[t.first[0].code == DSPARK_OK];
     char tail[64] = "";
-    if (t.n > 1)
-        snprintf(tail, sizeof tail, " (%zu more problem%s)", t.n - 1, t.n == 2 ? "" : "s");
+    if (t.n > 1) snprintf(tail, sizeof tail, " (%zu more problem%s)", t.n - 1, t.n == 2 ? "" : "s");
     return dspark__fail(err, first->code, first->where, "%s%s", first->message, tail);
 }

@@ -11,9 +11,9 @@
 
 /* One linear: what it is. */
 typedef struct dspark__quant_module {
-    char name[96];          /* of the roster, without the suffix: "layers.0.mlp.up_proj" */
+    char name[96]; /* of the roster, without the suffix: "layers.0.mlp.up_proj" */
     uint64_t rows, k;
-    dspark__module module;  /* of the file; n_parts is 0 when it is not there */
+    dspark__module module; /* of the file; n_parts is 0 when it is not there */
     dspark__quant_rule rule;
     const dspark__scheme *scheme; /* NULL: refused or absent */
     dspark__packing packing;      /* when scheme is set */

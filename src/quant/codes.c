@@ -68,6 +68,5 @@ void dspark__codes_int(uint16_t table[256], uint32_t bits)
     int n = 1 << bits;
 
     memset(table, 0, 256 * sizeof *table);
-    for (int c = 0; c < n; c++)
-        table[c] = dspark__f32_to_bf16((float)(c < n / 2 ? c : c - n));
+    for (int c = 0; c < n; c++) table[c] = dspark__f32_to_bf16((float)(c < n / 2 ? c : c - n));
 }

@@ -12,7 +12,8 @@ static int has_dtype(const dspark__module *m, dspark_dtype dtype)
     return t && t->dtype == dtype;
 }
 
-static int detect_f16(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows, uint64_t k)
+static int detect_f16(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows,
+                      uint64_t k)
 {
     (void)q;
     (void)rows;
@@ -20,7 +21,8 @@ static int detect_f16(const dspark__module *m, const dspark__quant_rule *q, uint
     return has_dtype(m, DSPARK_F16);
 }
 
-static int detect_f32(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows, uint64_t k)
+static int detect_f32(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows,
+                      uint64_t k)
 {
     (void)q;
     (void)rows;

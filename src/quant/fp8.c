@@ -37,7 +37,8 @@ static uint64_t blocks(uint64_t n, uint64_t block)
     return n / block + (n % block != 0);
 }
 
-static int fits_blocks(const dspark_tensor *s, const dspark__quant_rule *q, uint64_t rows, uint64_t k)
+static int fits_blocks(const dspark_tensor *s, const dspark__quant_rule *q, uint64_t rows,
+                       uint64_t k)
 {
     uint64_t r, c, br, bc;
     block_of(q, &br, &bc);
@@ -95,9 +96,8 @@ static dspark_status check_group(const dspark_tensor *s, uint64_t k, dspark_erro
 
     dspark__part_grid(s, &r, &c);
     if (k % c != 0)
-        return dspark__part_fail(err, DSPARK_EMODEL, s,
-                                 "%llu groups do not divide %llu columns", (unsigned long long)c,
-                                 (unsigned long long)k);
+        return dspark__part_fail(err, DSPARK_EMODEL, s, "%llu groups do not divide %llu columns",
+                                 (unsigned long long)c, (unsigned long long)k);
     if (k / c % 8 != 0)
         return dspark__part_fail(err, DSPARK_EUNSUPPORTED, s,
                                  "groups of %llu columns; served: multiples of 8",
@@ -117,14 +117,13 @@ static dspark_status check_block(const dspark_tensor *s, const dspark__quant_rul
                                  "blocks of %llu columns; served: multiples of 8",
                                  (unsigned long long)bc);
     if (fits_blocks(s, q, rows, k)) return DSPARK_OK;
-    return dspark__part_fail(err, DSPARK_EMODEL, s,
-                             "shape %s, blocks of %llux%llu need [%llu, %llu] for a weight "
-                             "[%llu, %llu]",
-                             dspark__shape_text(s->rank, s->shape, found, sizeof found),
-                             (unsigned long long)br, (unsigned long long)bc,
-                             (unsigned long long)blocks(rows, br),
-                             (unsigned long long)blocks(k, bc), (unsigned long long)rows,
-                             (unsigned long long)k);
+    return dspark__part_fail(
+        err, DSPARK_EMODEL, s,
+        "shape %s, blocks of %llux%llu need [%llu, %llu] for a weight "
+        "[%llu, %llu]",
+        dspark__shape_text(s->rank, s->shape, found, sizeof found), (unsigned long long)br,
+        (unsigned long long)bc, (unsigned long long)blocks(rows, br),
+        (unsigned long long)blocks(k, bc), (unsigned long long)rows, (unsigned long long)k);
 }
 
 static dspark_status check_rule(const dspark__module *m, const dspark__quant_rule *q, kind what,

@@ -25,7 +25,7 @@ typedef struct form {
     uint32_t bits;              /* as stored */
     int packed;
     int dense;
-    uint64_t words;             /* packed: of a row */
+    uint64_t words; /* packed: of a row */
     dspark__scale_map map;
 } form;
 
@@ -145,12 +145,11 @@ static dspark_status check_words(const form *f, const dspark__quant_rule *q, uin
     char found[80];
 
     if (t->rank != 2 || t->shape[0] != rows || (t->shape[1] != dense && t->shape[1] != whole))
-        return dspark__part_fail(err, DSPARK_EMODEL, t,
-                                 "shape %s, %llu codes of %u bits need [%llu, %llu]%s",
-                                 dspark__shape_text(t->rank, t->shape, found, sizeof found),
-                                 (unsigned long long)k, f->bits, (unsigned long long)rows,
-                                 (unsigned long long)dense,
-                                 dense == whole ? "" : " (or the older layout's whole codes)");
+        return dspark__part_fail(
+            err, DSPARK_EMODEL, t, "shape %s, %llu codes of %u bits need [%llu, %llu]%s",
+            dspark__shape_text(t->rank, t->shape, found, sizeof found), (unsigned long long)k,
+            f->bits, (unsigned long long)rows, (unsigned long long)dense,
+            dense == whole ? "" : " (or the older layout's whole codes)");
     if (dense == whole && 32 % f->bits != 0 && q->dense_bits == 0)
         return dspark__part_fail(err, DSPARK_EUNSUPPORTED, t,
                                  "%u-bit codes in two possible layouts: at this width only the "
@@ -175,10 +174,9 @@ static dspark_status check_weight_shape(const dspark_tensor *t, uint64_t rows, u
             said[i] = (int32_t)load_word(t, (uint64_t)i);
     }
     if (said[0] == (int64_t)rows && said[1] == (int64_t)k) return DSPARK_OK;
-    return dspark__part_fail(err, DSPARK_EMODEL, t,
-                             "it says [%lld, %lld], the config needs [%llu, %llu]",
-                             (long long)said[0], (long long)said[1], (unsigned long long)rows,
-                             (unsigned long long)k);
+    return dspark__part_fail(
+        err, DSPARK_EMODEL, t, "it says [%lld, %lld], the config needs [%llu, %llu]",
+        (long long)said[0], (long long)said[1], (unsigned long long)rows, (unsigned long long)k);
 }
 
 static dspark_status check_zero_point(const form *f, uint64_t rows, dspark_error *err)
@@ -193,7 +191,8 @@ static dspark_status check_zero_point(const form *f, uint64_t rows, dspark_error
     if (t->dtype != dtype)
         return dspark__part_fail(err, DSPARK_EMODEL, t, "dtype %s, expected %s",
                                  dspark__dtype_name(t->dtype), dspark__dtype_name(dtype));
-    if (dspark__part_grid(t, &r, &c) && t->rank <= 2 && r == n && c == f->map.cols) return DSPARK_OK;
+    if (dspark__part_grid(t, &r, &c) && t->rank <= 2 && r == n && c == f->map.cols)
+        return DSPARK_OK;
     return dspark__part_fail(err, DSPARK_EMODEL, t, "shape %s, expected [%llu, %llu]%s",
                              dspark__shape_text(t->rank, t->shape, found, sizeof found),
                              (unsigned long long)n, (unsigned long long)f->map.cols,
@@ -212,10 +211,9 @@ static dspark_status check_g_idx(const dspark__module *m, const form *f, uint64_
     *ordered = 1;
     if (!t) return DSPARK_OK;
     if (t->dtype != DSPARK_I32 || t->rank != 1 || t->shape[0] != k)
-        return dspark__part_fail(err, DSPARK_EMODEL, t, "%s %s, expected I32 [%llu]",
-                                 dspark__dtype_name(t->dtype),
-                                 dspark__shape_text(t->rank, t->shape, found, sizeof found),
-                                 (unsigned long long)k);
+        return dspark__part_fail(
+            err, DSPARK_EMODEL, t, "%s %s, expected I32 [%llu]", dspark__dtype_name(t->dtype),
+            dspark__shape_text(t->rank, t->shape, found, sizeof found), (unsigned long long)k);
     for (uint64_t i = 0; i < k; i++) {
         uint32_t g = load_word(t, i);
         if (f->g_idx ? g >= n_groups : g != UINT32_MAX)
@@ -234,10 +232,9 @@ static dspark_status check_g_idx(const dspark__module *m, const form *f, uint64_
         }
         for (uint64_t g = g0; g < n_groups && g < g0 + BATCH; g++)
             if (count[g - g0] != size)
-                return dspark__part_fail(err, DSPARK_EMODEL, t,
-                                         "group %llu has %u columns, expected %llu in each",
-                                         (unsigned long long)g, count[g - g0],
-                                         (unsigned long long)size);
+                return dspark__part_fail(
+                    err, DSPARK_EMODEL, t, "group %llu has %u columns, expected %llu in each",
+                    (unsigned long long)g, count[g - g0], (unsigned long long)size);
     }
     return DSPARK_OK;
 }
@@ -378,8 +375,7 @@ static void pack_zero_points(const form *f, const dspark__packing *p, uint64_t r
 {
     for (uint64_t g = 0; g < f->map.cols; g++)
         for (uint64_t j = 0; j < DSPARK__PANEL; j++)
-            out->scales[g * DSPARK__PANEL + j] =
-                j < n ? (uint8_t)zero_point_at(f, row0 + j, g) : 0;
+            out->scales[g * DSPARK__PANEL + j] = j < n ? (uint8_t)zero_point_at(f, row0 + j, g) : 0;
     for (uint64_t i = k; i % 8 != 0; i++)
         for (uint64_t j = 0; j < n; j++)
             dspark__layout_put(out->codes, p->bits, j, i,
@@ -417,9 +413,10 @@ static void dequantise(const dspark__module *m, const dspark__quant_rule *q, uin
     read_form(&f, m, q, k);
     for (uint64_t i = 0; i < k; i++) {
         uint64_t g = group_of(&f, i);
-        float scale = dspark__scale_at(f.map.tensor, dspark__scale_index(&f.map, row, g * f.map.group));
-        out[i] = (double)(code_at(&f, row, k, i) - zero_point_at(&f, row, g)) *
-                 dspark__f32_exact(scale);
+        float scale =
+            dspark__scale_at(f.map.tensor, dspark__scale_index(&f.map, row, g * f.map.group));
+        out[i] =
+            (double)(code_at(&f, row, k, i) - zero_point_at(&f, row, g)) * dspark__f32_exact(scale);
     }
 }
 
@@ -444,8 +441,10 @@ static int detect_packed(const dspark__module *m, const dspark__quant_rule *q, u
 }
 
 const dspark__scheme dspark__scheme_int8 = {
-    "int8", "INT8, a scale per tensor, output or group", detect_int8, validate, pack, NULL,
+    "int8",    "INT8, a scale per tensor, output or group", detect_int8, validate, pack, NULL,
     dequantise};
 const dspark__scheme dspark__scheme_int_packed = {
-    "int_packed", "packed integers of 2 to 8 bits, a scale per output or group", detect_packed,
-    validate, pack, permutation, dequantise};
+    "int_packed",  "packed integers of 2 to 8 bits, a scale per output or group",
+    detect_packed, validate,
+    pack,          permutation,
+    dequantise};

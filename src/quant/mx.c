@@ -64,8 +64,9 @@ static dspark_status check_scale(const dspark_tensor *s, uint64_t rows, uint64_t
                                  "%llu columns are no whole number of blocks of %d",
                                  (unsigned long long)k, BLOCK);
     if (!dspark__part_grid(s, &r, &c) || s->rank > 3 || r != rows || c != k / BLOCK)
-        return dspark__part_fail(err, DSPARK_EMODEL, s, "shape %s, expected [%llu, %llu] (rows, "
-                                                        "columns / %d)",
+        return dspark__part_fail(err, DSPARK_EMODEL, s,
+                                 "shape %s, expected [%llu, %llu] (rows, "
+                                 "columns / %d)",
                                  dspark__shape_text(s->rank, s->shape, found, sizeof found),
                                  (unsigned long long)rows, (unsigned long long)(k / BLOCK), BLOCK);
     for (uint64_t i = 0; i < s->n_elements; i++)
@@ -80,8 +81,9 @@ static dspark_status validate_mxfp8(const dspark__module *m, const dspark__quant
                                     dspark_error *err)
 {
     static const char *const own[] = {"weight", "weight_scale", NULL};
-    static const dspark__claim claim = {"MXFP8", 8, 1, DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_GROUP),
-                                        BLOCK, {"mxfp8-quantized", NULL}};
+    static const dspark__claim claim = {"MXFP8", 8,
+                                        1,       DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_GROUP),
+                                        BLOCK,   {"mxfp8-quantized", NULL}};
     const dspark_tensor *w = dspark__module_part(m, "weight");
     dspark_status st;
 
@@ -102,8 +104,9 @@ static dspark_status validate_mxfp4(const dspark__module *m, const dspark__quant
                                     dspark_error *err)
 {
     static const char *const own[] = {"weight", "weight_packed", "weight_scale", NULL};
-    static const dspark__claim claim = {"MXFP4", 4, 1, DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_GROUP),
-                                        BLOCK, {"mxfp4-pack-quantized", NULL}};
+    static const dspark__claim claim = {"MXFP4", 4,
+                                        1,       DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_GROUP),
+                                        BLOCK,   {"mxfp4-pack-quantized", NULL}};
     const dspark_tensor *w = fp4_of(m);
     int logical = w->dtype == DSPARK_F4;
     dspark_status st;
@@ -179,8 +182,12 @@ static void dequantise_mxfp4(const dspark__module *m, const dspark__quant_rule *
 }
 
 const dspark__scheme dspark__scheme_mxfp8 = {
-    "mxfp8",    "MXFP8: FP8, a power of two per 32 columns", detect_mxfp8, validate_mxfp8,
-    pack_mxfp8, NULL, dequantise_mxfp8};
+    "mxfp8",         "MXFP8: FP8, a power of two per 32 columns",
+    detect_mxfp8,    validate_mxfp8,
+    pack_mxfp8,      NULL,
+    dequantise_mxfp8};
 const dspark__scheme dspark__scheme_mxfp4 = {
-    "mxfp4",    "MXFP4: E2M1, a power of two per 32 columns", detect_mxfp4, validate_mxfp4,
-    pack_mxfp4, NULL, dequantise_mxfp4};
+    "mxfp4",         "MXFP4: E2M1, a power of two per 32 columns",
+    detect_mxfp4,    validate_mxfp4,
+    pack_mxfp4,      NULL,
+    dequantise_mxfp4};

@@ -17,7 +17,8 @@ static int has_byte_scale(const dspark__module *m)
     return s && s->dtype == DSPARK_F8_E4M3;
 }
 
-static int detect_ct(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows, uint64_t k)
+static int detect_ct(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows,
+                     uint64_t k)
 {
     const dspark_tensor *w = dspark__module_part(m, "weight_packed");
     (void)q;
@@ -76,12 +77,11 @@ static dspark_status check_scale(const dspark_tensor *s, uint64_t rows, uint64_t
                                  (unsigned long long)k, BLOCK);
     if (!dspark__part_grid(s, &r, &c) || s->rank > 3 || r != rows || c != k / BLOCK) {
         uint64_t tall = (rows + 127) / 128 * 128, wide = (k / BLOCK + 3) / 4 * 4;
-        return dspark__part_fail(err, DSPARK_EMODEL, s,
-                                 "shape %s, expected [%llu, %llu] (rows, columns / %d)%s", found,
-                                 (unsigned long long)rows, (unsigned long long)(k / BLOCK), BLOCK,
-                                 s->n_elements == tall * wide
-                                     ? "; padded to 128 x 4 it is a runtime's swizzled layout"
-                                     : "");
+        return dspark__part_fail(
+            err, DSPARK_EMODEL, s, "shape %s, expected [%llu, %llu] (rows, columns / %d)%s", found,
+            (unsigned long long)rows, (unsigned long long)(k / BLOCK), BLOCK,
+            s->n_elements == tall * wide ? "; padded to 128 x 4 it is a runtime's swizzled layout"
+                                         : "");
     }
     for (uint64_t i = 0; i < s->n_elements; i++) {
         if (bytes[i] < 0x7f) continue;
@@ -97,10 +97,13 @@ static dspark_status validate(const dspark__module *m, const dspark__quant_rule 
 {
     static const char *const ct[] = {"weight_packed", "weight_scale", "weight_global_scale", NULL};
     static const char *const modelopt[] = {"weight", "weight_scale", "weight_scale_2", NULL};
-    static const dspark__claim claim = {"NVFP4", 4, 1,
+    static const dspark__claim claim = {"NVFP4",
+                                        4,
+                                        1,
                                         DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_TENSOR_GROUP) |
                                             DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_GROUP),
-                                        BLOCK, {"nvfp4-pack-quantized", NULL}};
+                                        BLOCK,
+                                        {"nvfp4-pack-quantized", NULL}};
     const dspark_tensor *w = codes_of(m), *global = dspark__module_part(m, "weight_global_scale");
     int divides = global != NULL, logical = w->dtype == DSPARK_F4;
     dspark_status st;
@@ -162,7 +165,14 @@ static void dequantise(const dspark__module *m, const dspark__quant_rule *q, uin
 
 const dspark__scheme dspark__scheme_nvfp4_ct = {
     "nvfp4_ct", "NVFP4 of compressed-tensors: E2M1, E4M3 per 16 columns, a divisor per tensor",
-    detect_ct, validate, pack, NULL, dequantise};
+    detect_ct,  validate,
+    pack,       NULL,
+    dequantise};
 const dspark__scheme dspark__scheme_nvfp4_modelopt = {
-    "nvfp4_modelopt", "NVFP4 of ModelOpt: E2M1, E4M3 per 16 columns, a multiplier per tensor",
-    detect_modelopt, validate, pack, NULL, dequantise};
+    "nvfp4_modelopt",
+    "NVFP4 of ModelOpt: E2M1, E4M3 per 16 columns, a multiplier per tensor",
+    detect_modelopt,
+    validate,
+    pack,
+    NULL,
+    dequantise};

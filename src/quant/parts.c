@@ -92,9 +92,18 @@ int dspark__part_grid(const dspark_tensor *t, uint64_t *rows, uint64_t *cols)
     switch (t->rank) {
     case 0: return 1;
     case 1: *rows = s[0]; return 1;
-    case 2: *rows = s[0]; *cols = s[1]; return 1;
-    case 3: *rows = s[1]; *cols = s[2]; return s[0] == 1;
-    case 4: *rows = s[0]; *cols = s[2]; return s[1] == 1 && s[3] == 1;
+    case 2:
+        *rows = s[0];
+        *cols = s[1];
+        return 1;
+    case 3:
+        *rows = s[1];
+        *cols = s[2];
+        return s[0] == 1;
+    case 4:
+        *rows = s[0];
+        *cols = s[2];
+        return s[1] == 1 && s[3] == 1;
     default: return 0;
     }
 }
@@ -159,9 +168,9 @@ void dspark__scale_map_write(const dspark__scale_map *s, uint64_t row0, uint64_t
 
     for (uint64_t g = 0; g < n_groups; g++, to += DSPARK__PANEL) {
         for (uint64_t j = 0; j < DSPARK__PANEL; j++)
-            to[j] = j < n ? dspark__scale_at(s->tensor,
-                                             dspark__scale_index(s, row0 + j, g * s->group))
-                          : 1.0f;
+            to[j] =
+                j < n ? dspark__scale_at(s->tensor, dspark__scale_index(s, row0 + j, g * s->group))
+                      : 1.0f;
     }
 }
 
@@ -170,7 +179,8 @@ void dspark__scale_bytes_write(const uint8_t *bytes, uint64_t cols, uint64_t row
 {
     for (uint64_t j = 0; j < DSPARK__PANEL; j++) {
         const uint8_t *from = bytes + (j < n ? row0 + j : 0) * cols;
-        for (uint64_t b = 0; b < cols; b++) scales[b * DSPARK__PANEL + j] = j < n ? from[b] : missing;
+        for (uint64_t b = 0; b < cols; b++)
+            scales[b * DSPARK__PANEL + j] = j < n ? from[b] : missing;
     }
 }
 
@@ -217,15 +227,18 @@ dspark_status dspark__rule_agrees(const dspark__module *m, const dspark__quant_r
                             q->is_float ? "float" : "int");
     if (c->strategies && q->strategy != DSPARK__STRATEGY_UNKNOWN &&
         !(c->strategies & DSPARK__STRATEGY_BIT(q->strategy)))
-        return dspark__fail(err, DSPARK_EMODEL, m->name,
-                            "the scales of the file are those of %s, the config's strategy is \"%s\"",
-                            c->scheme, strategy_name(q->strategy));
+        return dspark__fail(
+            err, DSPARK_EMODEL, m->name,
+            "the scales of the file are those of %s, the config's strategy is \"%s\"", c->scheme,
+            strategy_name(q->strategy));
     if (c->group && q->group_size && q->group_size != c->group)
-        return dspark__fail(err, DSPARK_EMODEL, m->name,
-                            "the scales of the file make groups of %u, the config's group_size is %u",
-                            c->group, q->group_size);
+        return dspark__fail(
+            err, DSPARK_EMODEL, m->name,
+            "the scales of the file make groups of %u, the config's group_size is %u", c->group,
+            q->group_size);
     if (q->method == DSPARK__QUANT_COMPRESSED_TENSORS && q->format && c->formats[0] &&
-        strcasecmp(q->format, "mixed-precision") != 0 && strcasecmp(q->format, c->formats[0]) != 0 &&
+        strcasecmp(q->format, "mixed-precision") != 0 &&
+        strcasecmp(q->format, c->formats[0]) != 0 &&
         (!c->formats[1] || strcasecmp(q->format, c->formats[1]) != 0))
         return dspark__fail(err, DSPARK_EMODEL, m->name,
                             "the file has %s codes, the config's format is \"%.60s\" (expected "

@@ -55,7 +55,7 @@ typedef struct dspark__scale_map {
     const dspark_tensor *tensor;
     uint64_t row_div; /* UINT64_MAX: one for all rows */
     uint64_t cols;
-    uint32_t group;   /* values of k; 0: one scale for the whole row */
+    uint32_t group; /* values of k; 0: one scale for the whole row */
 } dspark__scale_map;
 
 static inline uint64_t dspark__scale_index(const dspark__scale_map *s, uint64_t row, uint64_t k)
@@ -75,12 +75,12 @@ void dspark__scale_bytes_write(const uint8_t *bytes, uint64_t cols, uint64_t row
 
 /* What a scheme found, to be compared with the rule. */
 typedef struct dspark__claim {
-    const char *scheme;      /* for people */
-    uint32_t bits;           /* of a code; 16 and more: not quantised */
+    const char *scheme; /* for people */
+    uint32_t bits;      /* of a code; 16 and more: not quantised */
     int is_float;
-    unsigned strategies;     /* a bit for each dspark__quant_strategy that agrees; 0: any */
-    uint32_t group;          /* 0: none */
-    const char *formats[2];  /* of compressed-tensors; NULL: none more */
+    unsigned strategies;    /* a bit for each dspark__quant_strategy that agrees; 0: any */
+    uint32_t group;         /* 0: none */
+    const char *formats[2]; /* of compressed-tensors; NULL: none more */
 } dspark__claim;
 
 /* DSPARK_EMODEL naming the module and both answers. q may be NULL. */

@@ -9,10 +9,10 @@
 #include "quant/parts.h"
 
 static const dspark__scheme *const schemes[] = {
-    &dspark__scheme_bf16,      &dspark__scheme_f16,         &dspark__scheme_f32,
-    &dspark__scheme_fp8_tensor, &dspark__scheme_fp8_channel, &dspark__scheme_fp8_group,
-    &dspark__scheme_fp8_block, &dspark__scheme_mxfp8,       &dspark__scheme_nvfp4_ct,
-    &dspark__scheme_nvfp4_modelopt, &dspark__scheme_mxfp4,  &dspark__scheme_int8,
+    &dspark__scheme_bf16,           &dspark__scheme_f16,         &dspark__scheme_f32,
+    &dspark__scheme_fp8_tensor,     &dspark__scheme_fp8_channel, &dspark__scheme_fp8_group,
+    &dspark__scheme_fp8_block,      &dspark__scheme_mxfp8,       &dspark__scheme_nvfp4_ct,
+    &dspark__scheme_nvfp4_modelopt, &dspark__scheme_mxfp4,       &dspark__scheme_int8,
     &dspark__scheme_int_packed,
 };
 #define N_SCHEMES (sizeof schemes / sizeof schemes[0])
@@ -34,7 +34,7 @@ const dspark_tensor *dspark__module_part(const dspark__module *m, const char *su
 static dspark_status check_contradictions(const dspark__module *m, dspark_error *err)
 {
     static const char *const pairs[][2] = {
-        {"weight", "weight_packed"},         {"weight_scale_2", "weight_global_scale"},
+        {"weight", "weight_packed"},          {"weight_scale_2", "weight_global_scale"},
         {"weight_scale", "weight_scale_inv"}, {"weight_scale", "scale"},
         {"weight_scale_inv", "scale"},
     };
@@ -86,11 +86,12 @@ static dspark_status refuse(const dspark__module *m, uint64_t rows, uint64_t k, 
                                  "%s codes without a scale; a scale is never assumed",
                                  dspark__dtype_name(w->dtype));
     list_parts(m, parts, sizeof parts);
-    if (s && !packed && w->dtype == DSPARK_U8 && w->rank == 2 && w->shape[1] == k && rows % 2 == 0 &&
-        w->shape[0] == rows / 2)
-        return dspark__part_fail(err, DSPARK_EUNSUPPORTED, w,
-                                 "integers packed along the outputs (AWQ as ModelOpt writes it) are "
-                                 "not served");
+    if (s && !packed && w->dtype == DSPARK_U8 && w->rank == 2 && w->shape[1] == k &&
+        rows % 2 == 0 && w->shape[0] == rows / 2)
+        return dspark__part_fail(
+            err, DSPARK_EUNSUPPORTED, w,
+            "integers packed along the outputs (AWQ as ModelOpt writes it) are "
+            "not served");
     if (s && (w->dtype == DSPARK_U8 || w->dtype == DSPARK_F4) && s->dtype == DSPARK_F8_E4M3)
         return dspark__part_fail(err, DSPARK_EMODEL, w, "NVFP4 codes without %s",
                                  packed ? "weight_global_scale" : "weight_scale_2");
@@ -99,13 +100,13 @@ static dspark_status refuse(const dspark__module *m, uint64_t rows, uint64_t k, 
                                  "block scales in one dimension are a runtime's swizzled layout, "
                                  "not a checkpoint's");
     if (s && bits == 8 && w->dtype != DSPARK_U8)
-        return dspark__part_fail(err, DSPARK_EMODEL, s,
-                                 "no scale of a weight [%llu, %llu] has this shape: %s; served: "
-                                 "[], [1], [%llu], [%llu, 1], [%llu, groups], [rows / 128, columns / "
-                                 "128] rounded up",
-                                 (unsigned long long)rows, (unsigned long long)k, parts,
-                                 (unsigned long long)rows, (unsigned long long)rows,
-                                 (unsigned long long)rows);
+        return dspark__part_fail(
+            err, DSPARK_EMODEL, s,
+            "no scale of a weight [%llu, %llu] has this shape: %s; served: "
+            "[], [1], [%llu], [%llu, 1], [%llu, groups], [rows / 128, columns / "
+            "128] rounded up",
+            (unsigned long long)rows, (unsigned long long)k, parts, (unsigned long long)rows,
+            (unsigned long long)rows, (unsigned long long)rows);
     return dspark__part_fail(err, DSPARK_EUNSUPPORTED, w,
                              "no scheme of this library reads it: %s; served: BF16, F16, F32, FP8, "
                              "MXFP8, MXFP4, NVFP4, INT8 and packed integers",
@@ -119,14 +120,13 @@ dspark_status dspark__scheme_detect(const dspark__scheme **out, const dspark__mo
     dspark_status st;
 
     *out = NULL;
-    if (m->n_parts == 0)
-        return dspark__fail(err, DSPARK_EMODEL, m->name, "module has no tensors");
+    if (m->n_parts == 0) return dspark__fail(err, DSPARK_EMODEL, m->name, "module has no tensors");
     if ((st = check_contradictions(m, err)) != DSPARK_OK) return st;
     for (uint32_t i = 0; i < m->n_parts; i++) {
         const char *what = dspark__suffix_refused(m->parts[i].suffix);
         if (what)
-            return dspark__part_fail(err, DSPARK_EUNSUPPORTED, m->parts[i].tensor,
-                                     "not served: %s", what);
+            return dspark__part_fail(err, DSPARK_EUNSUPPORTED, m->parts[i].tensor, "not served: %s",
+                                     what);
     }
     for (size_t i = 0; i < N_SCHEMES; i++) {
         if (!schemes[i]->detect(m, q, rows, k)) continue;
