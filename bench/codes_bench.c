@@ -1,7 +1,7 @@
-/* Times packed codes on one thread: decode alone on codes that caches hold, and decode with gemm_bf16
- * over cold codes, against a plain read of the same bytes and the same product on bf16 panels.
- * Interleaved in one process, medians. A tool for whoever changes a kernel; not part of ctest, and no
- * judge of the whole projection.
+/* Times packed codes on one thread: decode alone on codes that caches hold, and decode with
+ * gemm_bf16 over cold codes, against a plain read of the same bytes and the same product on bf16
+ * panels. Interleaved in one process, medians. A tool for whoever changes a kernel; not part of
+ * ctest, and no judge of the whole projection.
  *
  * codes_bench [isa 0-4] [rounds] [k per block] [format or "all"] [n,n,...]
  * Each block of k of one panel is expanded into a buffer and multiplied at once. */

@@ -1,5 +1,5 @@
-/* Codes into panels, against the layout's definition in kern.h written out here; and the tables of what
- * codes are worth, against the formats' formulas and sums. */
+/* Codes into panels, against the layout's definition in kern.h written out here; and the tables of
+ * what codes are worth, against the formats' formulas and sums. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,8 +33,8 @@ static const size_t ks[] = {1, 2, 7, 8, 9, 15, 16, 24, 65, 255, 256, 257, 264, 5
 static const size_t row_counts[] = {1, 2, 24, 47, 48};
 
 /* All places of a panel: what is not a weight is 0. */
-static void compare(const uint8_t *panel, const uint8_t *codes, size_t stride, size_t n_rows, size_t k,
-                    unsigned bits, unsigned flip)
+static void compare(const uint8_t *panel, const uint8_t *codes, size_t stride, size_t n_rows,
+                    size_t k, unsigned bits, unsigned flip)
 {
     for (size_t j = 0; j < 48; j++) {
         for (size_t i = 0; i < (k + 7) / 8 * 8; i++) {
@@ -45,8 +45,8 @@ static void compare(const uint8_t *panel, const uint8_t *codes, size_t stride, s
                 want = c ^ flip;
             }
             if (got != want)
-                fail_msg("%u bits, k %zu, %zu rows: output %zu, place %zu: %u, want %u", bits, k, n_rows,
-                         j, i, got, want);
+                fail_msg("%u bits, k %zu, %zu rows: output %zu, place %zu: %u, want %u", bits, k,
+                         n_rows, j, i, got, want);
         }
     }
 }
@@ -61,14 +61,15 @@ static void test_rows(void **state)
             size_t k = ks[a], n = row_counts[b], places = (k + 7) / 8 * 8;
             for (int flip = 0; flip < 2; flip++) {
                 for (unsigned bits = 4; bits <= 8; bits += 4) {
-                    /* rows that are further apart than they are long, at an odd address, and no byte
-                     * beyond the last one */
+                    /* rows that are further apart than they are long, at an odd address, and no
+                     * byte beyond the last one */
                     size_t bytes = bits == 8 ? k : (k + 1) / 2, stride = bytes + 3;
                     size_t total = 1 + (n - 1) * stride + bytes;
                     uint8_t *memory = malloc(total), *panel = calloc(places * 48, bits / 4);
                     unsigned x = flip ? bits == 8 ? 0x80 : 8 : 0;
                     assert_true(memory && panel);
-                    for (size_t i = 0; i < total; i++) memory[i] = (uint8_t)(next_random(&seed) >> 9);
+                    for (size_t i = 0; i < total; i++)
+                        memory[i] = (uint8_t)(next_random(&seed) >> 9);
                     if (bits == 8)
                         dspark__layout_rows8(panel, memory + 1, stride, n, k, (uint8_t)x);
                     else

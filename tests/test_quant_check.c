@@ -1,5 +1,5 @@
-/* The linears of a whole draft: which schemes may stand where, what is told of those that may not, and that
- * roster check and quant check share the work without a gap. */
+/* The linears of a whole draft: which schemes may stand where, what is told of those that may not,
+ * and that roster check and quant check share the work without a gap. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,7 +61,8 @@ static void take_problem(void *user, dspark_status kind, const char *tensor, con
     snprintf(first_problem, sizeof first_problem, "%s: %s", tensor, text);
 }
 
-/* Open what t is and check it: the roster, then the schemes. *err is that of the check that failed. */
+/* Open what t is and check it: the roster, then the schemes. *err is that of the check that failed.
+ */
 static dspark_status run(const dspark__quant_config *q, size_t n_files, dspark_error *err)
 {
     const char *dir = tmpdir_make();
@@ -97,8 +98,8 @@ static void expect_ok(const dspark__quant_config *q, size_t n_files)
 }
 
 /* A tensor beside NAME.weight, all elements of float or byte `value`. */
-static void beside(const char *weight, const char *suffix, dspark_dtype dtype, uint64_t d0, uint64_t d1,
-                   float value)
+static void beside(const char *weight, const char *suffix, dspark_dtype dtype, uint64_t d0,
+                   uint64_t d1, float value)
 {
     char name[160];
     uint64_t n = d0 * (d1 ? d1 : 1);
@@ -301,15 +302,17 @@ static dspark__quant_config *parse(const char *text)
 {
     dspark__quant_config *q;
     dspark_error err;
-    check(dspark__quant_config_parse(&q, text, strlen(text), NULL, 0, "config.json", &err), DSPARK_OK,
-          &err);
+    check(dspark__quant_config_parse(&q, text, strlen(text), NULL, 0, "config.json", &err),
+          DSPARK_OK, &err);
     return q;
 }
 
-#define CONFIG(ignore)                                                                              \
-    "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": "             \
-    "\"float-quantized\", \"quantization_status\": \"compressed\", \"config_groups\": {\"group_0\": " \
-    "{\"targets\": [\"re:.*kv_a_proj_with_mqa\"], \"weights\": {\"num_bits\": 8, \"type\": \"float\", " \
+#define CONFIG(ignore)                                                                       \
+    "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": "      \
+    "\"float-quantized\", \"quantization_status\": \"compressed\", \"config_groups\": "      \
+    "{\"group_0\": "                                                                         \
+    "{\"targets\": [\"re:.*kv_a_proj_with_mqa\"], \"weights\": {\"num_bits\": 8, \"type\": " \
+    "\"float\", "                                                                            \
     "\"symmetric\": true, \"strategy\": \"tensor\"}}}, \"ignore\": [" ignore "]}}"
 
 static void test_config(void **state)

@@ -111,6 +111,9 @@ static void test_modelopt(void **state)
     expect_hf(mixed, "layers.1.mlp.up_proj", "modelopt -");
     expect_hf(mixed, "layers.9.x", "modelopt no");
     expect_hf(mixed, "lm_head", "modelopt no");
+    /* of the two lists the first counts, even an empty one */
+    expect_hf(HF("'quant_algo': 'FP8', 'exclude_modules': [], 'ignore': ['*kv_a*']"), KV,
+              "modelopt yes f8 tensor FP8");
     /* one layer by name, the others as all */
     expect_hf(HF("'quant_algo': 'FP8', 'quantized_layers': {'" KV "': {'quant_algo': 'NVFP4'}}"),
               KV, "modelopt yes f4 tensor_group g16 NVFP4");

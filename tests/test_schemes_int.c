@@ -1,5 +1,5 @@
-/* The integer schemes: INT8, and packed words of 2 to 8 bits in both layouts, with zero points and with
- * columns in any order. Words are packed here bit by bit. */
+/* The integer schemes: INT8, and packed words of 2 to 8 bits in both layouts, with zero points and
+ * with columns in any order. Words are packed here bit by bit. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,8 @@ static void test_int8(void **state)
         uint64_t rows = sizes[i][0], k = sizes[i][1];
         for (int zp = 0; zp < 2; zp++) {
             for (int rank = 0; rank <= 2; rank++) int8_case(rows, k, 1, 1, rank, zp, DSPARK_F32);
-            for (int rank = 1; rank <= 2; rank++) int8_case(rows, k, rows, 1, rank, zp, DSPARK_BF16);
+            for (int rank = 1; rank <= 2; rank++)
+                int8_case(rows, k, rows, 1, rank, zp, DSPARK_BF16);
             if (k == 64) int8_case(rows, k, rows, 4, 2, zp, DSPARK_F16);
             if (k == 72) int8_case(rows, k, rows, 3, 2, zp, DSPARK_F32);
         }
@@ -136,12 +137,15 @@ static void run_packed(const packed_case *c)
             want[r * k + i] = (q - zp[at]) * scales[at];
         }
     }
-    rule = (dspark__quant_rule){.method = DSPARK__QUANT_COMPRESSED_TENSORS, .quantised = 1,
-                                .num_bits = c->bits, .symmetric = !c->zero_points,
-                                .strategy = groups > 1 ? DSPARK__STRATEGY_GROUP
-                                                       : DSPARK__STRATEGY_CHANNEL,
+    rule = (dspark__quant_rule){.method = DSPARK__QUANT_COMPRESSED_TENSORS,
+                                .quantised = 1,
+                                .num_bits = c->bits,
+                                .symmetric = !c->zero_points,
+                                .strategy =
+                                    groups > 1 ? DSPARK__STRATEGY_GROUP : DSPARK__STRATEGY_CHANNEL,
                                 .group_size = groups > 1 ? (uint32_t)size : 0,
-                                .act_order = c->order == 3, .format = "pack-quantized",
+                                .act_order = c->order == 3,
+                                .format = "pack-quantized",
                                 .dense_bits = c->dense ? 1 : -1};
     dspark__packing p = examine("int_packed", rows, k);
     assert_int_equal(p.bits, c->bits == 4 ? 4 : 8);
@@ -153,7 +157,7 @@ static void run_packed(const packed_case *c)
 
 static void test_packed(void **state)
 {
-    static const uint64_t sizes[][3] = {{24, 64, 2}, {50, 72, 9}, {48, 96, 4},  {97, 65, 1},
+    static const uint64_t sizes[][3] = {{24, 64, 2}, {50, 72, 9},  {48, 96, 4}, {97, 65, 1},
                                         {50, 30, 1}, {576, 64, 1}, {24, 256, 2}};
 
     (void)state;
@@ -199,8 +203,11 @@ static void golden(unsigned bits, const uint32_t *words, uint64_t n_words, const
     memcpy(add("weight_scale", DSPARK_F32, 1, 1), &one, 4);
     memcpy(add("weight_shape", DSPARK_I64, 2, 0), shape, sizeof shape);
     for (uint64_t i = 0; i < k; i++) want[i] = values[i];
-    rule = (dspark__quant_rule){.method = DSPARK__QUANT_COMPRESSED_TENSORS, .quantised = 1,
-                                .num_bits = bits, .symmetric = 1, .dense_bits = dense};
+    rule = (dspark__quant_rule){.method = DSPARK__QUANT_COMPRESSED_TENSORS,
+                                .quantised = 1,
+                                .num_bits = bits,
+                                .symmetric = 1,
+                                .dense_bits = dense};
     examine("int_packed", 1, k);
 }
 

@@ -131,7 +131,7 @@ static int is_ignored(const char *s)
            ends_with(s, "rotary_emb.sin_cached") || ends_with(s, "rotary_pos_emb.inv_freq");
 }
 
-/* Scales of a quantised KV cache, stored beside the attention's modules. The cache is its host's. */
+/* Scales of a quantised KV cache, beside the attention's modules. The cache is its host's. */
 static int is_cache_scale(const char *rest)
 {
     static const char *const names[] = {

@@ -26,14 +26,14 @@ dspark_status dspark__roster_make(dspark__roster_entry **out, size_t *n, const d
 uint64_t dspark__roster_parameters(const dspark__roster_entry *r, size_t n);
 
 /* Exact check: nothing missing, foreign, double (also across dialects and prefixes), mis-shaped
- * or of another dtype than BF16. The module of a linear may also be quantised, F16 or F32: it counts
- * as present here, and quant/check.h judges its shapes, dtypes and values. All problems are counted;
- * the error names the first in roster order and how many more there are. DSPARK_EMODEL when anything
- * is wrong; DSPARK_EUNSUPPORTED when all that is found is known and not served: quantised norms and
- * tables, GPTQ and AWQ, pre-merged tensors (context_kv_proj, fused_qkv_a_proj, gate_up_proj: ATOM's
- * own form), a vocabulary map. Accepted beside the roster: lm_head, rotary tables, scales of a KV
- * cache, and a confidence head that the config does not enable. problem may be NULL; else it is
- * called for each problem. */
+ * or of another dtype than BF16. The module of a linear may also be quantised, F16 or F32: it
+ * counts as present here, and quant/check.h judges its shapes, dtypes and values. All problems are
+ * counted; the error names the first in roster order and how many more there are. DSPARK_EMODEL
+ * when anything is wrong; DSPARK_EUNSUPPORTED when all that is found is known and not served:
+ * quantised norms and tables, GPTQ and AWQ, pre-merged tensors (context_kv_proj, fused_qkv_a_proj,
+ * gate_up_proj: ATOM's own form), a vocabulary map. Accepted beside the roster: lm_head, rotary
+ * tables, scales of a KV cache, and a confidence head that the config does not enable. problem may
+ * be NULL; else it is called for each problem. */
 dspark_status dspark__roster_check(const dspark_checkpoint *ckpt, const dspark__config_doc *doc,
                                    void (*problem)(void *user, dspark_status kind,
                                                    const char *tensor, const char *text),

@@ -85,11 +85,15 @@ typedef struct dspark__kern {
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
-    /* Expand values k0 .. k0+n_k-1 of one panel to bf16 panel order, [ceil(n_k/2)][48][2] at w (64-byte
-     * aligned). codes and scales are the whole panel's (64-byte aligned codes, scales any); k0 is a
-     * multiple of 8, and n_k too unless it ends the panel (then the padding's codes are expanded too:
-     * w has room for n_k rounded up to 8). The product with a scale is one fp32 multiplication, exact
-     * before it is cut to bf16; a product that is subnormal in fp32 or bf16 becomes 0 of its sign. */
+    /* Expand values k0 .. k0+n_k-1 of one panel to bf16 panel order, [ceil(n_k/2)][48][2] at w
+     * (64-byte aligned). codes and scales are the whole panel's (64-byte aligned codes, scales any);
+     * k0 is a multiple of 8, and n_k too unless it ends the panel (then the padding's codes are
+     * expanded too: w has room for n_k rounded up to 8). The product with a scale is one fp32
+     * multiplication, exact before it is cut to bf16; a product that is subnormal becomes 0 of its
+     * sign, one beyond the range infinity; NaN and infinity in the table stay as they are. A table
+     * holds only quiet NaNs, and no infinity when the scale is e4m3 (which can be 0).
+     * Fast while w stays in L1: n_k of about 128. Tables in which bit 7 is the sign (NaN may lack
+     * it) or in two's complement are the fast ones of 8 bits. */
     void (*decode)(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                    const dspark__code_format *f, size_t k0, size_t n_k);
 

@@ -1,4 +1,5 @@
-/* The linears of a draft, one by one: gather the tensors of each, find rule and scheme, validate. */
+/* The linears of a draft, one by one: gather the tensors of each, find rule and scheme, validate.
+ */
 #include "quant/check.h"
 
 #include <stdio.h>
@@ -16,8 +17,8 @@ static int same_shape(const dspark_tensor *t, uint64_t rows, uint64_t k)
     return t->rank == 2 && t->shape[0] == rows && t->shape[1] == k;
 }
 
-/* A tensor of a module: into its first free place. What arrives twice (two dialects, with and without
- * "model.") is the roster check's to name. */
+/* A tensor of a module: into its first free place. What arrives twice (two dialects, with and
+ * without "model.") is the roster check's to name. */
 static void add_part(dspark__quant_module *q, const dspark__arrival *a, const dspark_tensor *t)
 {
     dspark__module *m = &q->module;

@@ -1,6 +1,7 @@
-/* The check of every linear of a draft: is its module of a scheme that this library reads, are its scales
- * and shapes right for the config's geometry, does quantization_config agree. Comes after the roster
- * check, which says that a module is there at all. Reads headers and scales, not weights. */
+/* The check of every linear of a draft: is its module of a scheme that this library reads, are its
+ * scales and shapes right for the config's geometry, does quantization_config agree. Comes after
+ * the roster check, which says that a module is there at all. Reads headers and scales, not
+ * weights. */
 #ifndef DSPARK_QUANT_CHECK_H
 #define DSPARK_QUANT_CHECK_H
 
@@ -26,8 +27,8 @@ typedef struct dspark__quant_modules {
     dspark__quant_module *list; /* in roster order */
 } dspark__quant_modules;
 
-/* Look at all linears of the roster of `doc`. What is wrong with one of them is said in its `why`, not
- * returned: DSPARK_ENOMEM, DSPARK_EIO and the like are. q may be NULL. */
+/* Look at all linears of the roster of `doc`. What is wrong with one of them is said in its `why`,
+ * not returned: DSPARK_ENOMEM, DSPARK_EIO and the like are. q may be NULL. */
 dspark_status dspark__quant_modules_make(dspark__quant_modules *out, const dspark_checkpoint *ckpt,
                                          const dspark__config_doc *doc,
                                          const dspark__quant_config *q, dspark_error *err);
@@ -36,9 +37,9 @@ void dspark__quant_modules_free(dspark__quant_modules *m);
 const dspark__quant_module *dspark__quant_modules_find(const dspark__quant_modules *m,
                                                        const char *name);
 
-/* Every problem is told to `problem` (may be NULL), as dspark__roster_check does; the error names the
- * first in roster order, broken before not served, and how many more there are. Beside the linears, the
- * scales of a KV cache are checked: finite and above zero. */
+/* Every problem is told to `problem` (may be NULL), as dspark__roster_check does; the error names
+ * the first in roster order, broken before not served, and how many more there are. Beside the
+ * linears, the scales of a KV cache are checked: finite and above zero. */
 dspark_status dspark__quant_check(const dspark_checkpoint *ckpt, const dspark__config_doc *doc,
                                   const dspark__quant_config *q,
                                   void (*problem)(void *user, dspark_status kind,

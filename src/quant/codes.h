@@ -1,5 +1,5 @@
-/* What a stored code is worth: the tables of every format that a weight is coded in. Values are exact
- * and need no floating-point arithmetic that a mode of the thread could change. */
+/* What a stored code is worth: the tables of every format that a weight is coded in. Values are
+ * exact and need no floating-point arithmetic that a mode of the thread could change. */
 #ifndef DSPARK_QUANT_CODES_H
 #define DSPARK_QUANT_CODES_H
 

@@ -1,6 +1,6 @@
-/* Plain F16 and F32 weights. They are served as BF16: each weight is rounded once, to nearest even, when
- * it is packed (what a loader that casts the model to BF16 does), and the rounded number is what
- * dequantise tells. A number beyond BF16's range becomes infinite, as that cast has it. */
+/* Plain F16 and F32 weights. They are served as BF16: each weight is rounded once, to nearest even,
+ * when it is packed (what a loader that casts the model to BF16 does), and the rounded number is
+ * what dequantise tells. A number beyond BF16's range becomes infinite, as that cast has it. */
 #include <string.h>
 
 #include "base/numfmt.h"

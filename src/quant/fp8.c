@@ -1,9 +1,9 @@
-/* FP8 codes (E4M3, E5M2 and their FNUZ forms) under real scales: one per tensor, one per output, one per
- * group of columns, or one per block of rows and columns. weight = code * scale.
+/* FP8 codes (E4M3, E5M2 and their FNUZ forms) under real scales: one per tensor, one per output,
+ * one per group of columns, or one per block of rows and columns. weight = code * scale.
  *
- * A scale of the whole row multiplies the finished sum; one of a group or block multiplies the sum of its
- * columns. Block rows are counted within the module (576 rows of 128 are 5). weight_scale_inv is a
- * multiplier, whatever its name says. */
+ * A scale of the whole row multiplies the finished sum; one of a group or block multiplies the sum
+ * of its columns. Block rows are counted within the module (576 rows of 128 are 5).
+ * weight_scale_inv is a multiplier, whatever its name says. */
 #include "base/numfmt.h"
 #include "ckpt/dtype.h"
 #include "quant/codes.h"

@@ -1,10 +1,10 @@
-/* Integer codes of compressed-tensors: INT8 (a byte each) and packed words of 2 to 8 bits, with scales per
- * tensor, output or group, with or without zero points, with columns in order or by g_idx.
- * weight = (code - zero point) * scale; the difference is an integer that BF16 holds.
+/* Integer codes of compressed-tensors: INT8 (a byte each) and packed words of 2 to 8 bits, with
+ * scales per tensor, output or group, with or without zero points, with columns in order or by
+ * g_idx. weight = (code - zero point) * scale; the difference is an integer that BF16 holds.
  *
- * In memory 4 bits stay 4, everything else becomes a byte; both are two's complement, so that code 0 is
- * worth 0. Packed words come in two generations: one string of bits (dense), or as many whole codes as a
- * word holds; they differ for 3, 5, 6 and 7 bits only. */
+ * In memory 4 bits stay 4, everything else becomes a byte; both are two's complement, so that code
+ * 0 is worth 0. Packed words come in two generations: one string of bits (dense), or as many whole
+ * codes as a word holds; they differ for 3, 5, 6 and 7 bits only. */
 #include <string.h>
 
 #include "base/numfmt.h"

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Places per pass over the rows: long enough runs of each row for the prefetcher, while the piece of
- * panel that they go to stays in L1. */
+/* Places per pass over the rows: long enough runs of each row for the prefetcher, while the piece
+ * of panel that they go to stays in L1. */
 enum { PASS = 256 };
 
 void dspark__layout_run8(uint8_t *panel, size_t lane, size_t k0, const uint8_t *codes, size_t n)

@@ -1,5 +1,5 @@
-/* Codes of rows into the panel layouts of kern/kern.h: data movement, no arithmetic. A panel's codes
- * are zero before, and code 0 has the value 0: what is not written is padding. */
+/* Codes of rows into the panel layouts of kern/kern.h: data movement, no arithmetic. A panel's
+ * codes are zero before, and code 0 has the value 0: what is not written is padding. */
 #ifndef DSPARK_QUANT_LAYOUT_H
 #define DSPARK_QUANT_LAYOUT_H
 
@@ -8,8 +8,8 @@
 
 #include "kern/kern.h"
 
-/* Rows of k codes, row j at rows + j * stride, become lanes 0 .. n_rows-1 of the panel. Each code is
- * xored with `flip` on its way. 8 bits: a byte each. 4 bits: nibbles, low first. */
+/* Rows of k codes, row j at rows + j * stride, become lanes 0 .. n_rows-1 of the panel. Each code
+ * is xored with `flip` on its way. 8 bits: a byte each. 4 bits: nibbles, low first. */
 void dspark__layout_rows8(uint8_t *panel, const uint8_t *rows, size_t stride, size_t n_rows,
                           size_t k, uint8_t flip);
 void dspark__layout_rows4(uint8_t *panel, const uint8_t *rows, size_t stride, size_t n_rows,

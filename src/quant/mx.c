@@ -1,6 +1,7 @@
-/* The MX formats: blocks of 32 columns under a power of two (E8M0). weight = code * 2^(byte - 127); the
- * power is folded into the BF16 weight, exactly. A product beyond BF16's range is infinite, and one that
- * is subnormal counts as zero where it is multiplied (kern.h). Nothing else scales an MX weight. */
+/* The MX formats: blocks of 32 columns under a power of two (E8M0). weight = code * 2^(byte - 127);
+ * the power is folded into the BF16 weight, exactly. A product beyond BF16's range is infinite, and
+ * one that is subnormal counts as zero where it is multiplied (kern.h). Nothing else scales an MX
+ * weight. */
 #include <math.h>
 #include <float.h>
 

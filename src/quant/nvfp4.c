@@ -1,7 +1,8 @@
-/* NVFP4: E2M1 codes, an E4M3 scale per 16 columns, one fp32 scale per tensor. The block scale is folded
- * into the BF16 weight, exactly; the tensor's multiplies the finished sum. Two spellings:
- * compressed-tensors stores a divisor (weight_packed, weight_global_scale), and its reciprocal, rounded
- * to fp32, is what counts here; ModelOpt and Quark store a multiplier (weight, weight_scale_2). */
+/* NVFP4: E2M1 codes, an E4M3 scale per 16 columns, one fp32 scale per tensor. The block scale is
+ * folded into the BF16 weight, exactly; the tensor's multiplies the finished sum. Two spellings:
+ * compressed-tensors stores a divisor (weight_packed, weight_global_scale), and its reciprocal,
+ * rounded to fp32, is what counts here; ModelOpt and Quark store a multiplier (weight,
+ * weight_scale_2). */
 #include "base/fpenv.h"
 #include "base/numfmt.h"
 #include "ckpt/dtype.h"

@@ -1,20 +1,20 @@
-/* What the schemes share: the tensors beside a weight (scales of every accepted shape and dtype, the
- * activations' scales that are tolerated), errors that name file and tensor, the comparison of what is
- * found with what the config says. Reads scales, never weights. */
+/* What the schemes share: the tensors beside a weight (scales of every accepted shape and dtype,
+ * the activations' scales that are tolerated), errors that name file and tensor, the comparison of
+ * what is found with what the config says. Reads scales, never weights. */
 #ifndef DSPARK_QUANT_PARTS_H
 #define DSPARK_QUANT_PARTS_H
 
 #include "base/status.h"
 #include "quant/scheme.h"
 
-/* ---- the rows of the table ---------------------------------------------------------------------- */
+/* ---- the rows of the table ------------------------------------------------------------------- */
 
 extern const dspark__scheme dspark__scheme_bf16, dspark__scheme_f16, dspark__scheme_f32,
     dspark__scheme_fp8_tensor, dspark__scheme_fp8_channel, dspark__scheme_fp8_group,
     dspark__scheme_fp8_block, dspark__scheme_mxfp8, dspark__scheme_mxfp4, dspark__scheme_nvfp4_ct,
     dspark__scheme_nvfp4_modelopt, dspark__scheme_int8, dspark__scheme_int_packed;
 
-/* ---- errors ------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 /* dspark__fail with "file: tensor" as its place. */
 dspark_status dspark__part_fail(dspark_error *err, dspark_status code, const dspark_tensor *t,
@@ -29,14 +29,14 @@ dspark_status dspark__part_shape(const dspark_tensor *t, uint64_t rows, uint64_t
 dspark_status dspark__parts_only(const dspark__module *m, const char *const *own,
                                  const char *scheme, dspark_error *err);
 
-/* A suffix that says "more than codes and scales": a rotation, a low-rank residual, ... Returns what it
- * is, or NULL. */
+/* A suffix that says "more than codes and scales": a rotation, a low-rank residual, ... Returns
+ * what it is, or NULL. */
 const char *dspark__suffix_refused(const char *suffix);
 
-/* ---- scales ------------------------------------------------------------------------------------- */
+/* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Rows and columns of a scale: [] and [1] are 1 x 1, [n] is n x 1, [1, n, m] and [n, 1, m, 1] are n x m.
- * 0 for a shape that is none of these. */
+/* Rows and columns of a scale: [] and [1] are 1 x 1, [n] is n x 1, [1, n, m] and [n, 1, m, 1] are n
+ * x m. 0 for a shape that is none of these. */
 int dspark__part_grid(const dspark_tensor *t, uint64_t *rows, uint64_t *cols);
 
 /* BF16, F16 and F32 as fp32, exactly; E8M0 as its power of two. */
@@ -44,7 +44,8 @@ float dspark__scale_at(const dspark_tensor *t, uint64_t i);
 /* The same number as a double, whatever the thread does to subnormals. */
 double dspark__f32_exact(float f);
 
-/* dtype BF16, F16 or F32 (or E8M0 when allowed), every value finite and >= 0, or > 0 when `positive`. */
+/* dtype BF16, F16 or F32 (or E8M0 when allowed), every value finite and >= 0, or > 0 when
+ * `positive`. */
 dspark_status dspark__scales_check(const dspark_tensor *t, int positive, int allow_e8m0,
                                    dspark_error *err);
 /* One such number, > 0. */
@@ -71,7 +72,7 @@ void dspark__scale_map_write(const dspark__scale_map *s, uint64_t row0, uint64_t
 void dspark__scale_bytes_write(const uint8_t *bytes, uint64_t cols, uint64_t row0, uint64_t n,
                                uint8_t missing, uint8_t *scales);
 
-/* ---- the config --------------------------------------------------------------------------------- */
+/* ---- the config ------------------------------------------------------------------------------ */
 
 /* What a scheme found, to be compared with the rule. */
 typedef struct dspark__claim {

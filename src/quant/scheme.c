@@ -1,5 +1,6 @@
-/* The table of schemes and the search in it. Knows no scheme itself: each has a file of its own. What
- * contradicts itself, and what is more than codes and scales, is refused here before any scheme looks. */
+/* The table of schemes and the search in it. Knows no scheme itself: each has a file of its own.
+ * What contradicts itself, and what is more than codes and scales, is refused here before any
+ * scheme looks. */
 #include "quant/scheme.h"
 
 #include <stdio.h>

@@ -57,13 +57,19 @@ void fill_scales(unsigned char *p, dspark_dtype dtype, uint64_t n, double *value
         uint16_t h = dspark__f32_to_bf16(f);
         uint8_t e = (uint8_t)(100 + next_random(&seed) % 40);
         switch (dtype) {
-        case DSPARK_BF16: memcpy(p + 2 * i, &h, 2); value[i] = dspark__bf16_to_f32(h); break;
+        case DSPARK_BF16:
+            memcpy(p + 2 * i, &h, 2);
+            value[i] = dspark__bf16_to_f32(h);
+            break;
         case DSPARK_F16:
             h = (uint16_t)(1 + next_random(&seed) % 0x7bff); /* subnormal ones too */
             memcpy(p + 2 * i, &h, 2);
             value[i] = h < 0x400 ? ldexp(h, -24) : ldexp(1024 + h % 1024, (int)(h >> 10) - 25);
             break;
-        case DSPARK_F8_E8M0: p[i] = e; value[i] = ldexp(1, e - 127); break;
+        case DSPARK_F8_E8M0:
+            p[i] = e;
+            value[i] = ldexp(1, e - 127);
+            break;
         default: memcpy(p + 4 * i, &f, 4); value[i] = f;
         }
     }
@@ -87,14 +93,15 @@ static size_t places(uint64_t k)
     return (size_t)(k + 7) / 8 * 8;
 }
 
-/* Every buffer has exactly its size, and rubbish in it where the contract does not promise zeros. */
+/* Every buffer has exactly its size, and rubbish in it where the contract does not promise zeros.
+ */
 static packed pack_panel(const dspark__scheme *s, const dspark__module *m, const dspark__packing *p,
                          uint64_t row0, uint64_t rows, uint64_t k)
 {
     packed x = {.p = *p};
     dspark__panel_out out = {0};
-    size_t n_codes = p->bits == 16 ? dspark__panel_elements(k) * 2
-                                   : dspark__code_panel_bytes(&p->format, k);
+    size_t n_codes =
+        p->bits == 16 ? dspark__panel_elements(k) * 2 : dspark__code_panel_bytes(&p->format, k);
     size_t n_scales = p->bits == 16 ? 0 : dspark__code_scale_bytes(&p->format, k);
     size_t n_groups = p->group ? (k + p->group - 1) / p->group * DSPARK__PANEL : 0;
 
@@ -155,14 +162,13 @@ static void compare_panels(const dspark__scheme *s, const dspark__module *m,
         for (uint64_t lane = 0; lane < DSPARK__PANEL; lane++) {
             int missing = row0 + lane >= rows;
             for (uint64_t i = 0; i < places(k); i++) {
-                double w = missing || i >= k
-                               ? 0
-                               : as_multiplied(p, want[(row0 + lane) * k + perm[i]]);
+                double w =
+                    missing || i >= k ? 0 : as_multiplied(p, want[(row0 + lane) * k + perm[i]]);
                 double got = i >= k || missing ? x.bf16[(i / 2 * DSPARK__PANEL + lane) * 2 + i % 2]
                                                : weight_at(&x, i, lane);
                 if (!same(got, w))
-                    fail_msg("%s %llux%llu: lane %llu of row %llu, place %llu: %a, want %a", s->name,
-                             (unsigned long long)rows, (unsigned long long)k,
+                    fail_msg("%s %llux%llu: lane %llu of row %llu, place %llu: %a, want %a",
+                             s->name, (unsigned long long)rows, (unsigned long long)k,
                              (unsigned long long)lane, (unsigned long long)row0,
                              (unsigned long long)i, got, w);
             }

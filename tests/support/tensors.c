@@ -26,7 +26,8 @@ void *tensors_add(tensors *t, const char *name, dspark_dtype dtype, uint32_t ran
     size_t i = t->n++;
 
     assert_true(i < TENSORS_MAX && rank <= DSPARK_MAX_RANK);
-    if (dspark__shape_bytes(dtype, rank, shape, &n_elements, &n_bytes)) fail_msg("bad shape: %s", name);
+    if (dspark__shape_bytes(dtype, rank, shape, &n_elements, &n_bytes))
+        fail_msg("bad shape: %s", name);
     snprintf(t->list[i].name, sizeof t->list[i].name, "%s", name);
     t->list[i].dtype = dtype;
     t->list[i].rank = rank;

@@ -1,6 +1,7 @@
-/* AVX2: packed codes to bf16 panels, and what is multiplied after a sum. Equal to ref/codes.c bit for
- * bit. 4 bits are looked up by bytes; 8 bits have no such instruction, so tables that are a float or an
- * integer format are recognised (by expanding all 256 codes) and computed, others are read one by one. */
+/* AVX2: packed codes to bf16 panels, and what is multiplied after a sum. Equal to ref/codes.c bit
+ * for bit. 4 bits are looked up by bytes; 8 bits have no such instruction, so tables that are a
+ * float or an integer format are recognised (by expanding all 256 codes) and computed, others are
+ * read one by one. */
 #if defined(__x86_64__)
 #include "kern/avx2/bits.h"
 
@@ -69,7 +70,7 @@ DSPARK__INLINE __m256i apply(__m256i t, __m256 s, scaling how)
                               _mm256_castps_si256(odd), 0xaa);
 }
 
-/* ---- 4 bits -------------------------------------------------------------------------------------- */
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
 
 DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const code_table *t,
                                    const run_scales *s, size_t n_groups, scaling how)
@@ -82,7 +83,8 @@ DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const code
             DSPARK__UNROLL
             for (size_t j = 0; j < 2; j++) { /* pairs j and j + 2 are in one byte each */
                 __m256i c = _mm256_and_si256(_mm256_srli_epi16(raw, 4 * (int)j), nibble);
-                __m256i low = _mm256_shuffle_epi8(t->low, c), high = _mm256_shuffle_epi8(t->high, c);
+                __m256i low = _mm256_shuffle_epi8(t->low, c);
+                __m256i high = _mm256_shuffle_epi8(t->high, c);
                 __m256i first = _mm256_or_si256(_mm256_and_si256(low, byte),
                                                 _mm256_slli_epi16(high, 8));
                 __m256i second = _mm256_or_si256(_mm256_srli_epi16(low, 8),
@@ -96,7 +98,7 @@ DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const code
     }
 }
 
-/* ---- 8 bits -------------------------------------------------------------------------------------- */
+/* ---- 8 bits ---------------------------------------------------------------------------------- */
 
 /* 16 codes in 16 lanes; *irregular collects where a float code is none of the formula's. */
 DSPARK__INLINE __m256i look_up(__m256i c, const code_table *t, lookup kind, __m256i *irregular)
@@ -155,7 +157,7 @@ DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const code_t
     }
 }
 
-/* ---- recognising a table ------------------------------------------------------------------------- */
+/* ---- recognising a table --------------------------------------------------------------------- */
 
 /* What the computation of `kind` makes of all codes. */
 DSPARK__INLINE void expand_all(uint16_t all[256], const code_table *t, lookup kind)
@@ -208,7 +210,7 @@ static lookup recognise(code_table *t, uint32_t bits)
     return recognise_floats(t);
 }
 
-/* ---- the slots ----------------------------------------------------------------------------------- */
+/* ---- the slots ------------------------------------------------------------------------------- */
 
 typedef struct decode_job {
     uint16_t *w;

@@ -1,5 +1,5 @@
-/* AVX-512: packed codes to bf16 panels by permutations of words, and what is multiplied after a sum.
- * Equal to ref/codes.c bit for bit. */
+/* AVX-512: packed codes to bf16 panels by permutations of words, and what is multiplied after a
+ * sum. Equal to ref/codes.c bit for bit. */
 #if defined(__x86_64__)
 #include "kern/avx512/codes.h"
 
@@ -59,7 +59,8 @@ void dspark__scale_add__avx512(float *sum, const float *acc, const float *s, siz
         for (size_t i = 0; i < n_rows; i++) {
             size_t at = i * DSPARK__PANEL + v;
             __m512 a = _mm512_loadu_ps(acc + at);
-            a = first ? _mm512_mul_ps(a, scale) : _mm512_fmadd_ps(a, scale, _mm512_loadu_ps(sum + at));
+            a = first ? _mm512_mul_ps(a, scale)
+                      : _mm512_fmadd_ps(a, scale, _mm512_loadu_ps(sum + at));
             _mm512_storeu_ps(sum + at, a);
         }
     }

@@ -1,6 +1,7 @@
 /* AVX-512: packed codes to bf16 panels, for two ways of looking bytes up (codes.c, codes_vbmi.c):
  * each says how 32 or 64 codes become table entries, this file what is done with the entries and in
- * which order. Everything is inlined with constant arguments, one copy per kind of table and scale. */
+ * which order. Everything is inlined with constant arguments, one copy per kind of table and
+ * scale. */
 #ifndef DSPARK_KERN_AVX512_CODES_H
 #define DSPARK_KERN_AVX512_CODES_H
 
@@ -11,9 +12,10 @@
 /* 8 values of k of 48 outputs: 12 vectors of weights, vector i belongs to outputs 16 (i % 3) ... */
 enum { GROUP_K = 8, GROUP_VECTORS = 12, GROUP_PAIRS = 4, REGISTERS = 3 };
 
-/* Codes are fetched into L2 this far ahead: the hardware prefetcher alone reaches half of what memory
- * gives, because most of the time nothing is loaded from it. */
-enum { AHEAD = 8192 };
+/* How far ahead codes and scales are fetched, the codes into L2. As measured on Zen 4
+ * (bench/codes_bench.c), the hardware prefetcher alone reaches half of what memory gives, because
+ * most of the time nothing is loaded from it. */
+enum { AHEAD = 8192, SCALES_AHEAD = 1024 };
 
 typedef enum lookup {
     NIBBLES,      /* 4 bits */
@@ -27,13 +29,16 @@ typedef enum scaling {
     MULTIPLY,        /* fp32 products, under FTZ */
     SUBTRACT,        /* fp32 differences */
     EXPONENT,        /* scale is a power of two and nothing leaves the range: integer addition */
-    EXPONENT_FINITE  /* the same, and the table holds neither NaN nor infinity */
+    EXPONENT_FINITE, /* the same, and the table holds neither NaN nor infinity */
+    HALVES,          /* 4 bits: table mantissas are 1 or 1.5, so there are two products a scale */
+    SMALL_INTEGERS   /* 4 bits: all differences are -16 .. 15, and are looked up */
 } scaling;
 
-/* Scale bytes of one run of groups, as the scaling needs them: per register 16 outputs, one lane of 32
- * bits each (fp32, or the same 16-bit addend twice). */
+/* Scale bytes of one run of groups, as the scaling needs them: per register 16 outputs, one lane of
+ * 32 bits each (fp32, or the same 16-bit addend twice). */
 typedef struct run_scales {
     __m512i of[REGISTERS];
+    __m512i more[REGISTERS]; /* HALVES only */
 } run_scales;
 
 DSPARK__INLINE void fetch_ahead(const uint8_t *codes)
@@ -46,7 +51,7 @@ DSPARK__INLINE __m512i load_scale_bytes(const uint8_t *scales, size_t v)
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(scales + 16 * v)));
 }
 
-/* 48 scale bytes as fp32. Exact for every byte that the formats allow; no subnormal is multiplied. */
+/* 48 scale bytes as fp32. Exact for every byte that the formats allow. */
 DSPARK__INLINE run_scales scales_f32(const uint8_t *scales, dspark__code_scale kind)
 {
     run_scales r;
@@ -106,7 +111,108 @@ DSPARK__INLINE __m512i apply(__m512i t, __m512i scale, scaling how)
                                  _mm512_castps_si512(odd));
 }
 
-DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, __m512i table,
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
+
+/* All have 32 entries: a word's lower 5 bits are its index, and what is above a nibble in them does
+ * not matter where the 16 entries are there twice. */
+typedef struct nibble_tables {
+    __m512i entries;
+    __m512i steps;    /* HALVES: exponent - 127 and sign, bit 0: mantissa 1, bit 1: mantissa 1.5 */
+    __m512i integers; /* SMALL_INTEGERS: the entries as integers */
+    __m512i small;    /* bf16 of 0 .. 15, -16 .. -1 */
+    int halves;
+    int least, most;  /* integers; least > most where there is something else */
+} nibble_tables;
+
+static nibble_tables load_nibbles(const uint16_t *table)
+{
+    nibble_tables t;
+    __m256i e = _mm256_loadu_si256((const void *)table);
+    __m512 value = widen_bf16(e);
+    __m256i magnitude = _mm256_and_si256(e, _mm256_set1_epi16(0x7fff));
+    __mmask16 zero = _mm256_testn_epi16_mask(magnitude, magnitude);
+    __mmask16 three = _mm256_test_epi16_mask(e, _mm256_set1_epi16(0x40));
+    /* Far from both ends of the exponent, so that a product with any e4m3 stays normal. */
+    __mmask16 near = _mm256_cmplt_epu16_mask(
+        _mm256_sub_epi16(magnitude, _mm256_set1_epi16((127 - 64) << 7)),
+        _mm256_set1_epi16(128 << 7));
+    __m256i step = _mm256_sub_epi16(_mm256_and_si256(e, _mm256_set1_epi16((short)0xff80)),
+                                    _mm256_set1_epi16(127 << 7));
+    step = _mm256_or_si256(step, _mm256_mask_mov_epi16(_mm256_set1_epi16(1), three,
+                                                       _mm256_set1_epi16(2)));
+    step = _mm256_mask_mov_epi16(step, zero, e);
+    t.entries = _mm512_broadcast_i64x4(e);
+    t.steps = _mm512_broadcast_i64x4(step);
+    t.halves = (zero | near) == 0xffff && _mm256_test_epi16_mask(e, _mm256_set1_epi16(0x3f)) == 0;
+
+    __m512i integer = _mm512_cvttps_epi32(value);
+    __mmask16 exact = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(_mm512_cvtepi32_ps(integer)),
+                                              _mm512_castps_si512(value));
+    t.integers = _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(integer));
+    t.least = exact == 0xffff ? _mm512_reduce_min_epi32(integer) : 1;
+    t.most = exact == 0xffff ? _mm512_reduce_max_epi32(integer) : 0;
+    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 above = _mm512_cvtepi32_ps(index);
+    __m512 below = _mm512_cvtepi32_ps(_mm512_sub_epi32(index, _mm512_set1_epi32(16)));
+    t.small = _mm512_inserti64x4(_mm512_castsi256_si512(round_bf16(above)), round_bf16(below), 1);
+    return t;
+}
+
+/* (byte, 0, byte, 0) a lane: the byte as a word, twice. */
+DSPARK__INLINE __m512i load_scale_words(const uint8_t *scales, size_t v)
+{
+    return _mm512_shuffle_epi8(load_scale_bytes(scales, v),
+                               _mm512_set4_epi32((int)0x800c800cu, (int)0x80088008u,
+                                                 (int)0x80048004u, (int)0x80008000u));
+}
+
+/* bf16 of an e4m3 that is normal, and of 1.5 times it, less the marks in nibble_tables.steps. The
+ * second differs from the first by what depends on the 3 mantissa bits alone. */
+DSPARK__INLINE run_scales scales_halves(const uint8_t *scales)
+{
+    const __m512i more = _mm512_broadcast_i32x4(
+        _mm_setr_epi16(0x3f, 0x47, 0x4f, 0x53, 0x4f, 0x4b, 0x47, 0x43));
+    run_scales r;
+    DSPARK__UNROLL
+    for (size_t v = 0; v < REGISTERS; v++) {
+        __m512i b = load_scale_words(scales, v);
+        r.of[v] = _mm512_add_epi16(_mm512_slli_epi16(b, 4), _mm512_set1_epi16((120 << 7) - 1));
+        r.more[v] = _mm512_add_epi16(r.of[v], _mm512_permutexvar_epi16(b, more));
+    }
+    return r;
+}
+
+/* Signed bytes as words, twice a lane. */
+DSPARK__INLINE run_scales scales_words(const uint8_t *scales)
+{
+    run_scales r;
+    DSPARK__UNROLL
+    for (size_t v = 0; v < REGISTERS; v++) {
+        __m512i b = _mm512_slli_epi16(load_scale_words(scales, v), 8);
+        r.of[v] = r.more[v] = _mm512_srai_epi16(b, 8);
+    }
+    return r;
+}
+
+/* c: nibbles in the lower bits of words. */
+DSPARK__INLINE __m512i look_up_nibbles(__m512i c, const nibble_tables *t, __m512i scale,
+                                       __m512i more, scaling how)
+{
+    if (how == HALVES) { /* neither bit: a zero, which is its own sign */
+        __m512i step = _mm512_permutexvar_epi16(c, t->steps);
+        __mmask32 one = _mm512_test_epi16_mask(step, _mm512_set1_epi16(1));
+        __mmask32 half = _mm512_test_epi16_mask(step, _mm512_set1_epi16(2));
+        __m512i w = _mm512_mask_add_epi16(step, one, step, scale);
+        return _mm512_mask_add_epi16(w, half, w, more);
+    }
+    if (how == SMALL_INTEGERS) {
+        __m512i difference = _mm512_sub_epi16(_mm512_permutexvar_epi16(c, t->integers), scale);
+        return _mm512_permutexvar_epi16(difference, t->small);
+    }
+    return apply(_mm512_permutexvar_epi16(c, t->entries), scale, how);
+}
+
+DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const nibble_tables *t,
                                    const run_scales *s, size_t n_groups, scaling how)
 {
     for (; n_groups > 0; n_groups--, codes += 192, w += GROUP_VECTORS * 32) {
@@ -115,16 +221,17 @@ DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, __m512i ta
             __m512i raw = _mm512_load_si512(codes + 64 * v);
             fetch_ahead(codes + 64 * v);
             DSPARK__UNROLL
-            for (size_t j = 0; j < GROUP_PAIRS; j++) { /* indices are cut to 5 bits: see table */
-                __m512i t = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), table);
-                _mm512_store_si512(w + 32 * (REGISTERS * j + v), apply(t, s->of[v], how));
+            for (size_t j = 0; j < GROUP_PAIRS; j++) {
+                __m512i c = _mm512_srli_epi16(raw, 4 * (unsigned)j);
+                _mm512_store_si512(w + 32 * (REGISTERS * j + v),
+                                   look_up_nibbles(c, t, s->of[v], s->more[v], how));
             }
         }
     }
 }
 
-/* Smallest and largest exponent field of what is neither zero, NaN nor infinite, and whether there is
- * NaN or infinity. Empty: low 255, high 0. */
+/* Smallest and largest exponent field of what is neither zero, NaN nor infinite, and whether there
+ * is NaN or infinity. Empty: low 255, high 0. */
 typedef struct table_range {
     uint32_t low, high;
     int finite;
@@ -153,7 +260,7 @@ DSPARK__INLINE table_range range_of(const uint16_t *table, size_t n)
                          special == 0};
 }
 
-/* Do all products with these 48 powers of two stay normal? low .. high are the scale bytes that do. */
+/* Are all 48 scale bytes within low .. high? */
 DSPARK__INLINE int scales_within(const uint8_t *scales, uint32_t low, uint32_t high)
 {
     const __mmask64 all = ((__mmask64)1 << DSPARK__PANEL) - 1;
@@ -162,7 +269,17 @@ DSPARK__INLINE int scales_within(const uint8_t *scales, uint32_t low, uint32_t h
     return _mm512_mask_cmpgt_epu8_mask(all, b, _mm512_set1_epi8((char)(high - low))) == 0;
 }
 
-/* Tables of bytes in the form that the including file looks up, and the expansion of whole groups. */
+DSPARK__INLINE int signed_scales_within(const uint8_t *scales, int low, int high)
+{
+    const __mmask64 all = ((__mmask64)1 << DSPARK__PANEL) - 1;
+    __m512i b = _mm512_maskz_loadu_epi8(all, scales);
+    return (_mm512_mask_cmplt_epi8_mask(all, b, _mm512_set1_epi8((char)low)) |
+            _mm512_mask_cmpgt_epi8_mask(all, b, _mm512_set1_epi8((char)high))) == 0;
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+/* Tables of bytes in the form that the including file looks up, and how it expands groups. */
 typedef struct byte_tables {
     __m512i of[8];
 } byte_tables;
@@ -171,8 +288,9 @@ DSPARK__INLINE byte_tables load_tables(const uint16_t *table, lookup kind);
 DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const byte_tables *t,
                                  const run_scales *s, size_t n_groups, lookup kind, scaling how);
 
-/* Where bit 7 is the sign, half a table is enough: entry c of `half` is table[c], and its bit 15, which
- * would be zero, says that entry c + 128 has no sign either (NaN). Returns 0 for other tables. */
+/* Where bit 7 is the sign, half a table is enough: entry c of `half` is table[c], and its bit 15,
+ * which would be zero, says that entry c + 128 has no sign either (NaN). Returns 0 for other
+ * tables. */
 static int halve_table(uint16_t half[128], const uint16_t *table)
 {
     const __m512i sign = _mm512_set1_epi16((short)0x8000);
@@ -200,6 +318,41 @@ typedef struct decode_job {
     uint16_t half[128];
 } decode_job;
 
+/* The byte scales for which the fast way of a scale and a table is exact; empty: low > high. */
+typedef struct fast_scales {
+    scaling how;
+    int low, high;
+} fast_scales;
+
+DSPARK__INLINE fast_scales fast_scales_of(const dspark__code_format *f, const nibble_tables *t,
+                                          dspark__code_scale scale)
+{
+    fast_scales fast = {NONE, 1, 0};
+    if (scale == DSPARK__CODE_E8M0) { /* exponents of all products lie within 1 .. 254 */
+        table_range range = range_of(f->table, f->bits == 4 ? 16 : 256);
+        fast.how = range.finite ? EXPONENT_FINITE : EXPONENT;
+        if (range.low > 0) {
+            fast.low = range.low < 128 ? 128 - (int)range.low : 0;
+            fast.high = range.high > 127 ? 381 - (int)range.high : 254;
+        }
+    } else if (f->bits == 4 && scale == DSPARK__CODE_E4M3 && t->halves) {
+        fast = (fast_scales){HALVES, 8, 0x7e}; /* neither zero nor subnormal */
+    } else if (f->bits == 4 && scale == DSPARK__CODE_OFFSET && t->least <= t->most) {
+        fast = (fast_scales){SMALL_INTEGERS, t->most - 15, t->least + 16};
+        if (fast.low < -128) fast.low = -128;
+        if (fast.high > 127) fast.high = 127;
+    }
+    return fast;
+}
+
+DSPARK__INLINE void expand(uint16_t *w, const uint8_t *codes, const nibble_tables *nibbles,
+                           const byte_tables *bytes, const run_scales *s, size_t n_groups,
+                           lookup kind, scaling how)
+{
+    if (kind == NIBBLES) expand_nibbles(w, codes, nibbles, s, n_groups, how);
+    else expand_bytes(w, codes, bytes, s, n_groups, kind, how);
+}
+
 /* Runs of groups with the same scales; the kinds are constants in each copy. */
 DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code_scale scale)
 {
@@ -207,50 +360,41 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code
     const size_t group_bytes = kind == NIBBLES ? 192 : 384;
     const uint8_t *codes = job->codes + job->k0 / GROUP_K * group_bytes;
     uint16_t *w = job->w;
-    __m512i nibbles = _mm512_setzero_si512();
-    byte_tables bytes = {{nibbles}};
-    if (kind == NIBBLES)
-        nibbles = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)f->table));
-    else
-        bytes = load_tables(kind == BYTES_SIGNED ? job->half : f->table, kind);
-    run_scales s = {{_mm512_setzero_si512()}};
+    nibble_tables nibbles = {0};
+    byte_tables bytes = {{_mm512_setzero_si512()}};
+    run_scales s = {{_mm512_setzero_si512()}, {_mm512_setzero_si512()}};
+    if (kind == NIBBLES) nibbles = load_nibbles(f->table);
+    else bytes = load_tables(kind == BYTES_SIGNED ? job->half : f->table, kind);
     if (scale == DSPARK__CODE_PLAIN) {
-        if (kind == NIBBLES) expand_nibbles(w, codes, nibbles, &s, job->n_groups, NONE);
-        else expand_bytes(w, codes, &bytes, &s, job->n_groups, kind, NONE);
+        expand(w, codes, &nibbles, &bytes, &s, job->n_groups, kind, NONE);
         return;
     }
-    uint32_t low = 1, high = 0;
-    int finite = 0;
-    if (scale == DSPARK__CODE_E8M0) {
-        table_range range = range_of(f->table, kind == NIBBLES ? 16 : 256);
-        finite = range.finite;
-        if (range.low > 0) {
-            low = range.low < 128 ? 128 - range.low : 0;
-            high = range.high > 127 ? 381 - range.high : 254;
-        }
-    }
+    const fast_scales fast = fast_scales_of(f, &nibbles, scale);
     const size_t block = f->block / GROUP_K;
     size_t group = job->k0 / GROUP_K;
     for (size_t left = job->n_groups, n; left > 0; left -= n, group += n) {
         const uint8_t *row = job->scales + group / block * DSPARK__PANEL;
-        scaling how = scale == DSPARK__CODE_OFFSET ? SUBTRACT : MULTIPLY;
         n = block - group % block < left ? block - group % block : left;
-        if (scale == DSPARK__CODE_E8M0 && scales_within(row, low, high)) {
+        _mm_prefetch((const char *)row + SCALES_AHEAD, _MM_HINT_T0);
+        int is_fast = scale == DSPARK__CODE_OFFSET
+                          ? kind == NIBBLES && signed_scales_within(row, fast.low, fast.high)
+                          : scales_within(row, (uint32_t)fast.low, (uint32_t)fast.high);
+        if (scale == DSPARK__CODE_E8M0 && is_fast && fast.how == EXPONENT_FINITE) {
             s = scales_exponent(row);
-            how = finite ? EXPONENT_FINITE : EXPONENT;
+            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT_FINITE);
+        } else if (scale == DSPARK__CODE_E8M0 && is_fast) {
+            s = scales_exponent(row);
+            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT);
+        } else if (scale == DSPARK__CODE_E4M3 && kind == NIBBLES && is_fast) {
+            s = scales_halves(row);
+            expand_nibbles(w, codes, &nibbles, &s, n, HALVES);
+        } else if (scale == DSPARK__CODE_OFFSET && kind == NIBBLES && is_fast) {
+            s = scales_words(row);
+            expand_nibbles(w, codes, &nibbles, &s, n, SMALL_INTEGERS);
         } else {
             s = scales_f32(row, scale);
-        }
-        if (kind == NIBBLES) {
-            if (how == EXPONENT_FINITE) expand_nibbles(w, codes, nibbles, &s, n, EXPONENT_FINITE);
-            else if (how == EXPONENT) expand_nibbles(w, codes, nibbles, &s, n, EXPONENT);
-            else if (how == MULTIPLY) expand_nibbles(w, codes, nibbles, &s, n, MULTIPLY);
-            else expand_nibbles(w, codes, nibbles, &s, n, SUBTRACT);
-        } else {
-            if (how == EXPONENT_FINITE) expand_bytes(w, codes, &bytes, &s, n, kind, EXPONENT_FINITE);
-            else if (how == EXPONENT) expand_bytes(w, codes, &bytes, &s, n, kind, EXPONENT);
-            else if (how == MULTIPLY) expand_bytes(w, codes, &bytes, &s, n, kind, MULTIPLY);
-            else expand_bytes(w, codes, &bytes, &s, n, kind, SUBTRACT);
+            expand(w, codes, &nibbles, &bytes, &s, n, kind,
+                   scale == DSPARK__CODE_OFFSET ? SUBTRACT : MULTIPLY);
         }
         codes += n * group_bytes;
         w += n * GROUP_VECTORS * 32;

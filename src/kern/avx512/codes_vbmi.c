@@ -1,15 +1,15 @@
-/* AVX-512 with VBMI: bytes are looked up 64 at a time, the lower and upper halves of bf16 apart. For
- * the machines of the avx512 levels that have it (kern/select.c asks); the bits are those of codes.c. */
+/* AVX-512 with VBMI: bytes are looked up 64 at a time, the lower and upper halves of bf16 apart.
+ * For the machines of the avx512 levels that have it (kern/select.c asks); the bits are those of
+ * codes.c. */
 #if defined(__x86_64__)
 #include "kern/avx512/codes.h"
 
 /* Every second byte of 128 table entries, from `half`: 0 = lower, 1 = upper. */
 DSPARK__INLINE void split_table(__m512i to[2], const uint16_t *table, int half)
 {
-    __m512i index = _mm512_setzero_si512();
     uint8_t at[64];
     for (size_t i = 0; i < 64; i++) at[i] = (uint8_t)(2 * i + (size_t)half);
-    index = _mm512_loadu_si512(at);
+    const __m512i index = _mm512_loadu_si512(at);
     for (size_t i = 0; i < 2; i++)
         to[i] = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 64 * i), index,
                                          _mm512_loadu_si512(table + 64 * i + 32));
@@ -49,7 +49,8 @@ DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const byte_t
                 high = _mm512_mask_mov_epi8(high, upper,
                                             _mm512_permutex2var_epi8(t->of[6], c, t->of[7]));
             }
-            __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
+            __m512i first = _mm512_unpacklo_epi8(low, high);
+            __m512i second = _mm512_unpackhi_epi8(low, high);
             _mm512_store_si512(w, apply(first, s->of[i % REGISTERS], how));
             _mm512_store_si512(w + 32, apply(second, s->of[(i + 1) % REGISTERS], how));
         }
