@@ -91,7 +91,8 @@ void out_add_path(dspark_error *err, const char *path)
     char where[sizeof err->where];
     size_t n = strlen(path);
     /* "m" is in front of "m/config.json", not of "model.safetensors". */
-    if (strncmp(err->where, path, n) == 0 && (!err->where[n] || strchr("/:", err->where[n]))) return;
+    if (strncmp(err->where, path, n) == 0 && (!err->where[n] || strchr("/:", err->where[n])))
+        return;
     memcpy(where, err->where, sizeof where);
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }
@@ -165,7 +166,7 @@ dspark_status out_check_interrupt(dspark_error *err)
 
 /* ---- text ---- */
 
-/* Bytes of the well-formed UTF-8 sequence at s, which ends with a zero byte; 0 when there is none. */
+/* Bytes of the well-formed UTF-8 sequence at s (a zero byte ends it); 0 when there is none. */
 static size_t utf8_length(const unsigned char *s)
 {
     size_t need, i;
