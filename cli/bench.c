@@ -27,7 +27,7 @@
 #define MAX_REPEATS 1000
 #define PROBE_SECONDS 0.4
 #define SECONDS_A_ROW 4.0
-#define SETTLE_NANOSECONDS 60000000L      /* idle workers of a pool spin for tens of ms, then sleep */
+#define SETTLE_NANOSECONDS 60000000L      /* idle workers spin for tens of ms before they sleep */
 
 typedef struct bench_args {
     const char *checkpoint;
@@ -63,21 +63,14 @@ typedef struct bench_job {
     bench_result result;
 } bench_job;
 
-const char *const bench_stage_names[BENCH_N_STAGES] = {
-    "onepass", "per-layer", "full", "taps->states", "taps->cache onepass", "taps->cache full"};
-
-double bench_limit(const double probes[2])
-{
-    return probes[0] > probes[1] ? probes[0] : probes[1];
-}
-
 /* ---- the limits of the machine ---- */
 
 static double stage_weight_bytes(const dspark_config *c, int stage)
 {
     double rows = 0; /* of hidden_size weights */
     if (stage >= BENCH_STATES) rows += (double)c->n_taps * c->tap_width;
-    if (stage != BENCH_STATES) rows += (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
+    if (stage != BENCH_STATES)
+        rows += (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
     if (stage == DSPARK_PATH_FULL || stage == BENCH_WHOLE_FULL)
         rows += (double)c->n_layers * c->q_lora_rank;
     return rows * c->hidden_size * 2;
@@ -214,8 +207,8 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
     job->buffer = aligned_alloc(HUGE_PAGE, (size_t)(job->args->buffer + HUGE_PAGE - 1) / HUGE_PAGE *
                                                HUGE_PAGE);
     if (!job->states || !job->positions || !job->slots || !job->buffer)
-        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " positions and a "
-                             "buffer of %" PRIu64 " bytes", n, job->args->buffer);
+        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " positions and "
+                             "a buffer of %" PRIu64 " bytes", n, job->args->buffer);
     /* In huge pages like the packed weights, so that the probe reads what a stage reads. */
     madvise(job->buffer, (size_t)job->args->buffer, MADV_HUGEPAGE);
     memset(job->buffer, 1, (size_t)job->args->buffer); /* real pages, not the shared zero page */
@@ -474,7 +467,8 @@ static int run_job(const args_command *command, const bench_args *a)
     job.result.buffer_bytes = a->buffer;
     for (s = 0; s < BENCH_N_PATHS; s++) job.result.stages[s] = !a->path_given || a->path == s;
     job.result.stages[BENCH_STATES] = !a->no_states;
-    job.result.stages[BENCH_WHOLE_ONEPASS] = !a->no_states && job.result.stages[DSPARK_PATH_ONEPASS];
+    job.result.stages[BENCH_WHOLE_ONEPASS] =
+        !a->no_states && job.result.stages[DSPARK_PATH_ONEPASS];
     job.result.stages[BENCH_WHOLE_FULL] = !a->no_states && job.result.stages[DSPARK_PATH_FULL];
     job.result.n_processors = bench_read_processors();
     job.result.cache_bytes = bench_read_cache_bytes();
@@ -531,8 +525,8 @@ int command_bench(int argc, char **argv)
         {"preset", ARGS_TEXT, &a.preset, "P",
          "without CKPT: the synthetic checkpoint to make (default\n"
          "kimi-k3, context part only: 665 MB in a temporary folder)", 0, 0, NULL, NULL},
-        {"tokens", ARGS_TEXT, &a.tokens, "N,N,...", "positions of a call, one for each token\n(default 1,8,16,32,64,512)",
-         0, 0, NULL, NULL},
+        {"tokens", ARGS_TEXT, &a.tokens, "N,N,...",
+         "positions of a call, one for each token\n(default 1,8,16,32,64,512)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set (default auto)", 0, 0,
@@ -549,8 +543,8 @@ int command_bench(int argc, char **argv)
         {"buffer", ARGS_SIZE, &a.buffer, "BYTES",
          "buffer of the read probe and for emptying caches\n(default 512M)", 1048576,
          BUFFER_MAX, NULL, NULL},
-        {"no-states", ARGS_FLAG, &a.no_states, NULL, "measure nothing that begins at the taps", 0, 0, NULL,
-         NULL},
+        {"no-states", ARGS_FLAG, &a.no_states, NULL, "measure nothing that begins at the taps", 0,
+         0, NULL, NULL},
         {"csv", ARGS_TEXT, &a.csv, "FILE", "write every measurement as CSV", 0, 0, NULL, NULL},
         {"svg", ARGS_TEXT, &a.svg, "FILE", "draw time per position, with the roofline", 0,
          0, NULL, NULL},
@@ -559,9 +553,9 @@ int command_bench(int argc, char **argv)
     args_command command = {
         .name = "bench",
         .synopsis = "[CKPT] [OPTIONS]",
-        .summary = "Time states -> cache in three ways, taps -> states and the whole way from taps\n"
-                   "to cache, in turn within one process, and the machine's limits (compute and\n"
-                   "read probes) before and after.",
+        .summary = "Time states -> cache in three ways, taps -> states and the whole way from\n"
+                   "taps to cache, in turn within one process, and the machine's limits (compute\n"
+                   "and read probes) before and after.",
         .operands = operands,
         .operand_values = &a.checkpoint,
         .options = options,

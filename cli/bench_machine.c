@@ -14,6 +14,14 @@
 #define SPARE_LOAD 0.5
 #define MOST_STEAL 1.0
 
+const char *const bench_stage_names[BENCH_N_STAGES] = {
+    "onepass", "per-layer", "full", "taps->states", "taps->cache onepass", "taps->cache full"};
+
+double bench_limit(const double probes[2])
+{
+    return probes[0] > probes[1] ? probes[0] : probes[1];
+}
+
 /* ---- the machine ---- */
 
 void bench_read_cpu_name(char *name, size_t size)
@@ -102,6 +110,18 @@ static void add_reason(bench_verdict *v, const char *fmt, ...)
     va_end(args);
 }
 
+/* "Cold" says that weights came from memory: that needs a buffer that fills every cache. */
+static int buffer_is_small(const bench_result *r)
+{
+    size_t i;
+    int s;
+    if (r->buffer_bytes >= r->cache_bytes) return 0;
+    for (i = 0; i < r->n_rows; i++)
+        for (s = 0; s < BENCH_N_STAGES; s++)
+            if (r->rows[i].cells[s].measured && r->rows[i].cells[s].cold) return 1;
+    return 0;
+}
+
 static void judge_probe(bench_verdict *v, const char *name, const double probes[2],
                         const char *unit)
 {
@@ -126,5 +146,8 @@ void bench_judge(const bench_result *r, bench_verdict *v)
     if (load > r->n_processors + SPARE_LOAD)
         add_reason(v, "load %.2f on %u processor%s", load, r->n_processors,
                    r->n_processors == 1 ? "" : "s");
+    if (buffer_is_small(r))
+        add_reason(v, "a buffer of %.4g MB does not empty caches of %.4g MB",
+                   (double)r->buffer_bytes * 1e-6, (double)r->cache_bytes * 1e-6);
     if (r->steal_percent > MOST_STEAL) add_reason(v, "steal %.1f%%", r->steal_percent);
 }

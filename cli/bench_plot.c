@@ -1,5 +1,6 @@
-/* dspark bench: one drawing, time per position over positions in a call, both axes logarithmic, the three
- * paths and the one pass's roofline. Self-contained SVG without fonts or scripts of its own. */
+/* dspark bench: one drawing, time per position over positions in a call, both axes logarithmic, the
+ * three paths and the one pass's roofline. Self-contained SVG without fonts or scripts of its
+ * own. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -194,8 +195,8 @@ static void draw(const plot *p, const bench_result *r)
     put_text(p, LEFT, 30, "start", "font-size=\"17\" font-weight=\"600\" fill=\"#111\"",
              "States to every layer's cache: time per position");
     snprintf(text, sizeof text, "%.60s, %s, %u thread%s; compute %.0f GFLOP/s, read %.1f GB/s",
-             r->cpu, r->isa, r->n_threads, r->n_threads == 1 ? "" : "s", bench_limit(r->compute_gflops),
-             bench_limit(r->read_gbs));
+             r->cpu, r->isa, r->n_threads, r->n_threads == 1 ? "" : "s",
+             bench_limit(r->compute_gflops), bench_limit(r->read_gbs));
     put_text(p, LEFT, 52, "start", "fill=\"#555\"", text);
     draw_axes(p, r);
     draw_lines(p, r);

@@ -15,11 +15,14 @@ static const char *temperature(const bench_cell *cell)
     return cell->cold ? "cold" : "hot";
 }
 
-/* Three digits or more, never a bare 0.0. */
+/* Three digits or more of a number that may be tiny: never a bare 0.0. */
 static const char *number(char buf[32], double value)
 {
     int decimals = value >= 100 ? 0 : value >= 10 ? 1 : value >= 1 ? 2 : 3;
-    snprintf(buf, 32, value < 0.1 ? "%.3g" : "%.*f", decimals, value);
+    if (value < 0.1)
+        snprintf(buf, 32, "%.2g", value);
+    else
+        snprintf(buf, 32, "%.*f", decimals, value);
     return buf;
 }
 
@@ -118,11 +121,11 @@ int bench_print_text(const bench_result *r)
             if (r->rows[i].cells[s].measured)
                 add_cell(&t, r->rows[i].n_tokens, s, &r->rows[i].cells[s]);
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
-    printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache onepass).\n"
-           "roofline: max(bytes / read, flops / compute), by the better of the probes before and\n"
-           "after. weights: cold ones come from memory (the caches were emptied, or hold less) and\n"
-           "stand against the cold read; hot ones against the read of as many bytes, again and\n"
-           "again. Above 100%%: both probes met slower moments than the stage.\n");
+    printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache\n"
+           "onepass). roofline: max(bytes / read, flops / compute), by the better of the probes\n"
+           "before and after. weights: cold ones come from memory (the caches were emptied, or\n"
+           "hold less) and stand against the cold read; hot ones against the read of as many\n"
+           "bytes, again and again. Above 100%%: both probes met slower moments than the stage.\n");
     bench_judge(r, &verdict);
     if (verdict.n_reasons) printf("\nNOT RELIABLE: ");
     for (i = 0; i < verdict.n_reasons; i++)
