@@ -10,6 +10,8 @@
 
 #include "out.h"
 
+#define MAX_NAME 40 /* letters of an option that are compared with another */
+
 const char *const args_isa_choices[] = {"auto", "ref", "avx2", "avx512", "avx512bf16", NULL};
 const char *const args_path_choices[] = {"onepass", "per-layer", "full", NULL};
 const char *const args_cache_choices[] = {"bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", NULL};
@@ -168,15 +170,62 @@ void args_help(const args_command *command)
     if (command->trailer) printf("\n%s\n", command->trailer);
 }
 
+/* Insertions, deletions, changes and swaps of neighbours that turn a into b; both are short. */
+static size_t edit_distance(const char *a, size_t n_a, const char *b, size_t n_b)
+{
+    size_t rows[3][MAX_NAME + 1], i, j;
+    for (j = 0; j <= n_b; j++) rows[0][j] = j;
+    for (i = 1; i <= n_a; i++) {
+        size_t *now = rows[i % 3], *above = rows[(i + 2) % 3], *top = rows[(i + 1) % 3];
+        now[0] = i;
+        for (j = 1; j <= n_b; j++) {
+            size_t best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best) best = above[j] + 1;
+            if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                top[j - 2] + 1 < best)
+                best = top[j - 2] + 1;
+            now[j] = best;
+        }
+    }
+    return rows[n_a % 3][n_b];
+}
+
+/* The option that was probably meant: few letters off, whatever stands for its dashes. */
+static const char *guess_option(const args_command *command, const char *text)
+{
+    char name[MAX_NAME + 1];
+    size_t n = 0, i, best = 0;
+    const char *guess = NULL;
+    text += strspn(text, "-");
+    for (; text[n] && text[n] != '=' && n < MAX_NAME; n++) name[n] = text[n] == '_' ? '-' : text[n];
+    if (n < 2) return NULL;
+    for (i = 0; i <= command->n_options; i++) {
+        const char *o = i < command->n_options ? command->options[i].name : "help";
+        size_t length = strlen(o), distance, limit;
+        if (length > MAX_NAME) continue;
+        distance = edit_distance(name, n, o, length);
+        limit = length < 4 ? 1 : length < 8 ? 2 : 3;
+        if (distance > limit || (guess && distance >= best)) continue;
+        guess = o;
+        best = distance;
+    }
+    return guess;
+}
+
 static int complain_unknown(const args_command *command, const char *text)
 {
     char known[768] = "";
+    const char *guess = guess_option(command, text);
     size_t i, used = 0;
     for (i = 0; i < command->n_options; i++) {
         int n = snprintf(known + used, sizeof known - used, " --%s", command->options[i].name);
         if (n < 0 || (size_t)n >= sizeof known - used) break;
         used += (size_t)n;
     }
+    if (guess)
+        return args_complain(command, "unknown option '%s'; did you mean --%s? Options are%s "
+                             "--help", text, guess, known);
     return args_complain(command, "unknown option '%s'; options are%s --help", text, known);
 }
 

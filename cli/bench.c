@@ -1,6 +1,7 @@
 /* dspark bench: times the one pass, the per-layer path and the full path that it replaces, in turn
  * within one process, beside the machine's own limits. From states, because that is what the one
- * pass replaces; taps -> states, which all paths share, is timed apart. */
+ * pass replaces; and what all of them begin with, taps -> states, and the whole way from taps to
+ * cache, because that is what a user waits for. */
 #include "bench.h"
 
 #include <dirent.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "args.h"
@@ -24,6 +26,8 @@
 #define BUFFER_MAX (UINT64_C(1) << 40)    /* far from where rounding up to huge pages wraps */
 #define MAX_REPEATS 1000
 #define PROBE_SECONDS 0.4
+#define SECONDS_A_ROW 4.0
+#define SETTLE_NANOSECONDS 60000000L      /* idle workers spin for tens of ms before they sleep */
 
 typedef struct bench_args {
     const char *checkpoint;
@@ -59,52 +63,46 @@ typedef struct bench_job {
     bench_result result;
 } bench_job;
 
-const char *const bench_stage_names[BENCH_N_STAGES] = {"onepass", "per-layer", "full",
-                                                       "taps->states"};
+/* ---- the limits of the machine ---- */
 
-double bench_limit(const double probes[2])
+static double stage_weight_bytes(const dspark_config *c, int stage)
 {
-    return probes[0] > probes[1] ? probes[0] : probes[1];
+    double rows = 0; /* of hidden_size weights */
+    if (stage >= BENCH_STATES) rows += (double)c->n_taps * c->tap_width;
+    if (stage != BENCH_STATES)
+        rows += (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
+    if (stage == DSPARK_PATH_FULL || stage == BENCH_WHOLE_FULL)
+        rows += (double)c->n_layers * c->q_lora_rank;
+    return rows * c->hidden_size * 2;
 }
 
-/* ---- the machine ---- */
-
-static void read_cpu_name(char *name, size_t size)
+/* Do the weights stay in the last-level cache from one call to the next? Not in a row whose calls
+ * begin with empty caches; not when they are larger; and not when the buffer is too small to show
+ * how fast that would be read. */
+static int is_cold(const bench_result *r, const bench_row *row, int stage)
 {
-    char line[512];
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    snprintf(name, size, "unknown");
-    while (f && fgets(line, sizeof line, f)) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        colon += 1 + strspn(colon + 1, " ");
-        colon[strcspn(colon, "\n")] = 0;
-        snprintf(name, size, "%s", colon);
-        break;
+    double bytes = r->weight_bytes[stage];
+    return row->cold || bytes > (double)r->buffer_bytes ||
+           (r->cache_bytes && bytes > (double)r->cache_bytes);
+}
+
+/* Weights that were used a moment ago are read as fast as that many bytes of the probe's buffer,
+ * which lies in huge pages like they do. */
+static dspark_status probe_hot(bench_job *job, int after, dspark_error *err)
+{
+    bench_result *r = &job->result;
+    dspark_status st = DSPARK_OK;
+    size_t i;
+    int s, wanted;
+    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
+        double bytes = r->weight_bytes[s] < 4096 ? 4096 : r->weight_bytes[s];
+        for (wanted = 0, i = 0; i < r->n_rows; i++)
+            wanted |= r->stages[s] && !is_cold(r, &r->rows[i], s);
+        if (wanted)
+            st = dspark_probe_read(r->n_threads, job->buffer, (size_t)bytes, PROBE_SECONDS / 2,
+                                   &r->hot_gbs[s][after], err);
     }
-    if (f) fclose(f);
-}
-
-/* Ticks that the hypervisor took away, and all ticks. */
-static int read_steal(double *steal, double *total)
-{
-    double v[8];
-    int i, n;
-    FILE *f = fopen("/proc/stat", "r");
-    if (!f) return 0;
-    n = fscanf(f, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
-               &v[6], &v[7]);
-    fclose(f);
-    if (n != 8) return 0;
-    *steal = v[7];
-    for (*total = 0, i = 0; i < 8; i++) *total += v[i];
-    return 1;
-}
-
-static double read_load(void)
-{
-    double load;
-    return getloadavg(&load, 1) == 1 ? load : -1;
+    return st;
 }
 
 static dspark_status probe_machine(bench_job *job, int after, dspark_error *err)
@@ -112,11 +110,12 @@ static dspark_status probe_machine(bench_job *job, int after, dspark_error *err)
     bench_result *r = &job->result;
     dspark_isa isa = job->args->isa ? (dspark_isa)job->args->isa : dspark_isa_best();
     dspark_status st;
-    r->load[after] = read_load();
+    r->load[after] = bench_read_load();
     st = dspark_probe_compute(isa, r->n_threads, PROBE_SECONDS, &r->compute_gflops[after], err);
     if (st != DSPARK_OK) return st;
-    return dspark_probe_read(r->n_threads, job->buffer, (size_t)job->args->buffer, PROBE_SECONDS,
-                             &r->read_gbs[after], err);
+    st = dspark_probe_read(r->n_threads, job->buffer, (size_t)job->args->buffer, PROBE_SECONDS,
+                           &r->read_gbs[after], err);
+    return st == DSPARK_OK ? probe_hot(job, after, err) : st;
 }
 
 /* ---- the checkpoint ---- */
@@ -208,8 +207,8 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
     job->buffer = aligned_alloc(HUGE_PAGE, (size_t)(job->args->buffer + HUGE_PAGE - 1) / HUGE_PAGE *
                                                HUGE_PAGE);
     if (!job->states || !job->positions || !job->slots || !job->buffer)
-        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " rows and a "
-                             "buffer of %" PRIu64 " bytes", n, job->args->buffer);
+        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for %" PRIu64 " positions and "
+                             "a buffer of %" PRIu64 " bytes", n, job->args->buffer);
     /* In huge pages like the packed weights, so that the probe reads what a stage reads. */
     madvise(job->buffer, (size_t)job->args->buffer, MADV_HUGEPAGE);
     memset(job->buffer, 1, (size_t)job->args->buffer); /* real pages, not the shared zero page */
@@ -229,28 +228,27 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
     if (st != DSPARK_OK) return st;
     job->result.n_threads = dspark_context_get_plan(job->contexts[0]).n_threads;
     job->result.isa = dspark_isa_name(dspark_context_isa(job->contexts[0]));
+    for (p = 0; p < BENCH_N_STAGES; p++) job->result.weight_bytes[p] = stage_weight_bytes(c, p);
     return DSPARK_OK;
 }
 
 /* ---- measuring ---- */
 
-static double stage_weight_bytes(const dspark_config *c, int stage)
-{
-    double rows = (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
-    if (stage == DSPARK_PATH_FULL) rows += (double)c->n_layers * c->q_lora_rank;
-    if (stage == BENCH_STATES) rows = (double)c->n_taps * c->tap_width;
-    return rows * c->hidden_size * 2;
-}
-
 /* Each weight, input and output once: what an ideal implementation of the stage must move. */
 static void fill_work(const dspark_config *c, int stage, uint64_t n, bench_cell *cell)
 {
-    double tokens = (double)n;
-    double entry = (double)c->kv_lora_rank + c->qk_rope_head_dim;
-    double in = stage == BENCH_STATES ? (double)c->n_taps * c->tap_width : (double)c->hidden_size;
-    double out = stage == BENCH_STATES ? (double)c->hidden_size : c->n_layers * entry;
+    double tokens = (double)n, h = c->hidden_size;
+    double entries = c->n_layers * ((double)c->kv_lora_rank + c->qk_rope_head_dim);
+    double in = stage >= BENCH_STATES ? (double)c->n_taps * c->tap_width : h;
+    double out = stage == BENCH_STATES ? h : entries;
     cell->flops = tokens * stage_weight_bytes(c, stage); /* two bytes and two flops a weight */
     cell->bytes = stage_weight_bytes(c, stage) + tokens * (in + out) * 2;
+}
+
+static dspark_context *stage_context(const bench_job *job, int stage)
+{
+    if (stage == BENCH_WHOLE_FULL) return job->contexts[DSPARK_PATH_FULL];
+    return job->contexts[stage < BENCH_STATES ? stage : DSPARK_PATH_ONEPASS];
 }
 
 static dspark_status run_stage(bench_job *job, int stage, uint64_t n, double *seconds,
@@ -261,18 +259,18 @@ static dspark_status run_stage(bench_job *job, int stage, uint64_t n, double *se
     double t0;
     dspark_batch_init(&batch);
     batch.n_tokens = (size_t)n;
-    if (stage == BENCH_STATES) {
-        batch.taps = job->rows.taps;
-        t0 = out_clock();
-        st = dspark_context_states(job->contexts[0], &batch, job->states, err);
-    } else {
+    if (stage < BENCH_STATES)
         batch.states = job->states;
-        batch.positions = job->positions;
-        batch.slots = job->slots;
-        t0 = out_clock();
-        st = dspark_context_run(job->contexts[stage], &batch, dspark_cache_get_view(job->cache),
-                                NULL, err);
-    }
+    else
+        batch.taps = job->rows.taps;
+    batch.positions = job->positions;
+    batch.slots = job->slots;
+    t0 = out_clock();
+    if (stage == BENCH_STATES)
+        st = dspark_context_states(stage_context(job, stage), &batch, job->states, err);
+    else
+        st = dspark_context_run(stage_context(job, stage), &batch,
+                                dspark_cache_get_view(job->cache), NULL, err);
     *seconds = out_clock() - t0;
     return st;
 }
@@ -283,6 +281,43 @@ static dspark_status evict(bench_job *job, dspark_error *err)
     double gbs;
     return dspark_probe_read(job->result.n_threads, job->buffer, (size_t)job->args->buffer, 1e-3,
                              &gbs, err);
+}
+
+/* One untimed position that makes the context's workers run without reading the stage's weights:
+ * the other half of the way, which has weights of its own. For the whole way there is no other
+ * half; one layer goes into the cache, and reading context_proj pushes it out again before its turn
+ * comes. Row 0 of the states and entries gets the bytes that it has already. */
+static dspark_status wake_apart(bench_job *job, int stage, dspark_error *err)
+{
+    const int64_t *layer_slots[DSPARK_MAX_LAYERS] = {job->slots};
+    dspark_batch batch;
+    dspark_batch_init(&batch);
+    batch.n_tokens = 1;
+    if (stage < BENCH_STATES) {
+        batch.taps = job->rows.taps;
+        return dspark_context_states(stage_context(job, stage), &batch, job->states, err);
+    }
+    batch.states = job->states;
+    batch.positions = job->positions;
+    batch.layer_slots = layer_slots;
+    return dspark_context_run(stage_context(job, stage), &batch, dspark_cache_get_view(job->cache),
+                              NULL, err);
+}
+
+/* What is timed is the stage, so two things about threads must be over before. Each context has a
+ * pool of its own; the workers of the one that ran last go on spinning and would take processors
+ * from the next: let them fall asleep. And waking a sleeping pool takes long compared with a call
+ * of one position, while in use the workers are awake, since other work came just before: wake them
+ * in a call that is not timed. */
+static dspark_status prepare(bench_job *job, int cold, int stage, dspark_error *err)
+{
+    static const struct timespec settle = {0, SETTLE_NANOSECONDS};
+    double seconds;
+    dspark_status st;
+    if (job->result.n_threads > 1) nanosleep(&settle, NULL);
+    if (!cold) return run_stage(job, stage, 1, &seconds, err); /* brings the weights as well */
+    st = evict(job, err);
+    return st == DSPARK_OK ? wake_apart(job, stage, err) : st;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -299,18 +334,18 @@ static double percentile(const double *sorted, uint64_t n, double p)
     return sorted[(rank < n ? rank : n) - 1];
 }
 
-/* Few long calls or many short ones: 5 to 200 repeats, about two seconds for a row. */
+/* Few long calls or many short ones: 5 to 200 repeats, about four seconds for a row. */
 static uint64_t choose_repeats(const bench_job *job, double seconds_a_round)
 {
     double n;
     if (job->args->repeat) return job->args->repeat;
-    n = seconds_a_round > 0 ? 2.0 / seconds_a_round : 200;
+    n = seconds_a_round > 0 ? SECONDS_A_ROW / seconds_a_round : 200;
     return n < 5 ? 5 : n > 200 ? 200 : (uint64_t)n;
 }
 
 static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *err)
 {
-    static double times[BENCH_N_STAGES][MAX_REPEATS], ratios[MAX_REPEATS];
+    static double times[BENCH_N_STAGES][MAX_REPEATS];
     bench_result *result = &job->result;
     uint64_t repeat, n_repeats, n = row->n_tokens;
     double started = out_clock(), seconds;
@@ -318,7 +353,7 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
     dspark_status st = DSPARK_OK;
     for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
         if (!result->stages[s]) continue;
-        if (row->cold && s < BENCH_STATES) st = evict(job, err);
+        st = prepare(job, row->cold, s, err);
         if (st == DSPARK_OK) st = run_stage(job, s, n, &seconds, err); /* warm-up */
     }
     n_repeats = choose_repeats(job, out_clock() - started);
@@ -327,7 +362,7 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
         for (k = 0; st == DSPARK_OK && k < BENCH_N_STAGES; k++) {
             s = (int)((repeat + (uint64_t)k) % BENCH_N_STAGES);
             if (!result->stages[s]) continue;
-            if (row->cold && s < BENCH_STATES) st = evict(job, err);
+            st = prepare(job, row->cold, s, err);
             if (st == DSPARK_OK) st = run_stage(job, s, n, &times[s][repeat], err);
             if (st == DSPARK_OK &&
                 progress_update(&job->bar, job->steps_done * 1000 + repeat * 1000 / n_repeats,
@@ -336,12 +371,6 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
         }
     }
     if (st != DSPARK_OK) return st;
-    if (result->stages[DSPARK_PATH_ONEPASS] && result->stages[DSPARK_PATH_FULL]) {
-        for (repeat = 0; repeat < n_repeats; repeat++)
-            ratios[repeat] = times[DSPARK_PATH_FULL][repeat] / times[DSPARK_PATH_ONEPASS][repeat];
-        qsort(ratios, (size_t)n_repeats, sizeof *ratios, compare_doubles);
-        row->ratio = percentile(ratios, n_repeats, 50);
-    }
     for (s = 0; s < BENCH_N_STAGES; s++) {
         bench_cell *cell = &row->cells[s];
         if (!result->stages[s]) continue;
@@ -351,27 +380,17 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
         cell->best = times[s][0];
         cell->p50 = percentile(times[s], n_repeats, 50);
         cell->p99 = percentile(times[s], n_repeats, 99);
+        cell->cold = is_cold(result, row, s);
         fill_work(result->config, s, n, cell);
+    }
+    for (s = 0; s < BENCH_N_STAGES; s++) {
+        bench_cell *cells = row->cells;
+        int base = s < BENCH_STATES ? DSPARK_PATH_ONEPASS : BENCH_WHOLE_ONEPASS;
+        if (s != BENCH_STATES && cells[s].measured && cells[base].measured)
+            cells[s].ratio = cells[s].p50 / cells[base].p50;
     }
     job->steps_done++;
     return DSPARK_OK;
-}
-
-/* Weights that were used a moment ago are read as fast as a buffer of their size. */
-static dspark_status probe_hot(bench_job *job, dspark_error *err)
-{
-    bench_result *r = &job->result;
-    dspark_status st = DSPARK_OK;
-    int s;
-    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
-        double bytes = stage_weight_bytes(r->config, s);
-        if (!r->stages[s]) continue;
-        if (bytes < 4096) bytes = 4096;
-        if (bytes > (double)job->args->buffer) bytes = (double)job->args->buffer;
-        st = dspark_probe_read(r->n_threads, job->buffer, (size_t)bytes, PROBE_SECONDS / 2,
-                               &r->hot_gbs[s], err);
-    }
-    return st;
 }
 
 static void fill_rooflines(bench_result *r)
@@ -384,9 +403,8 @@ static void fill_rooflines(bench_result *r)
         for (s = 0; s < BENCH_N_STAGES; s++) {
             bench_cell *cell = &r->rows[i].cells[s];
             double by_read, by_compute = cell->flops / (compute * 1e9);
-            int cold = r->rows[i].cold && s != BENCH_STATES;
             if (!cell->measured) continue;
-            cell->read_gbs = cold ? cold_read : r->hot_gbs[s];
+            cell->read_gbs = cell->cold ? cold_read : bench_limit(r->hot_gbs[s]);
             by_read = cell->bytes / (cell->read_gbs * 1e9);
             cell->roofline = by_read > by_compute ? by_read : by_compute;
         }
@@ -397,24 +415,24 @@ static dspark_status measure(bench_job *job, dspark_error *err)
 {
     bench_result *r = &job->result;
     double steal[2] = {0}, total[2] = {0}, seconds, started = out_clock();
-    int steal_known = read_steal(&steal[0], &total[0]);
-    dspark_status st = probe_machine(job, 0, err);
+    int steal_known = bench_read_steal(&steal[0], &total[0]);
+    dspark_status st;
     size_t i;
-    if (st == DSPARK_OK) st = run_stage(job, BENCH_STATES, job->max_tokens, &seconds, err);
-    progress_start(&job->bar, "measuring", PROGRESS_STEPS);
-    job->steps = r->n_rows;
-    for (i = 0; st == DSPARK_OK && i < r->n_rows; i++) {
+    for (i = 0; i < r->n_rows; i++) {
         bench_row *row = &r->rows[i];
         row->n_tokens = job->tokens[i];
         row->cold = job->args->cold ? 1 : job->args->hot ? 0 : row->n_tokens <= COLD_LIMIT;
-        st = measure_row(job, row, err);
     }
+    st = probe_machine(job, 0, err);
+    if (st == DSPARK_OK) st = run_stage(job, BENCH_STATES, job->max_tokens, &seconds, err);
+    progress_start(&job->bar, "measuring", PROGRESS_STEPS);
+    job->steps = r->n_rows;
+    for (i = 0; st == DSPARK_OK && i < r->n_rows; i++) st = measure_row(job, &r->rows[i], err);
     progress_end(&job->bar);
-    if (st == DSPARK_OK) st = probe_hot(job, err);
     if (st == DSPARK_OK) st = probe_machine(job, 1, err);
     if (st != DSPARK_OK) return st;
     r->steal_percent = -1;
-    if (steal_known && read_steal(&steal[1], &total[1]) && total[1] > total[0])
+    if (steal_known && bench_read_steal(&steal[1], &total[1]) && total[1] > total[0])
         r->steal_percent = 100 * (steal[1] - steal[0]) / (total[1] - total[0]);
     r->seconds = out_clock() - started;
     fill_rooflines(r);
@@ -449,7 +467,12 @@ static int run_job(const args_command *command, const bench_args *a)
     job.result.buffer_bytes = a->buffer;
     for (s = 0; s < BENCH_N_PATHS; s++) job.result.stages[s] = !a->path_given || a->path == s;
     job.result.stages[BENCH_STATES] = !a->no_states;
-    read_cpu_name(job.result.cpu, sizeof job.result.cpu);
+    job.result.stages[BENCH_WHOLE_ONEPASS] =
+        !a->no_states && job.result.stages[DSPARK_PATH_ONEPASS];
+    job.result.stages[BENCH_WHOLE_FULL] = !a->no_states && job.result.stages[DSPARK_PATH_FULL];
+    job.result.n_processors = bench_read_processors();
+    job.result.cache_bytes = bench_read_cache_bytes();
+    bench_read_cpu_name(job.result.cpu, sizeof job.result.cpu);
     code = read_tokens(command, &job);
     if (code != ARGS_RUN) goto done;
     if ((st = open_model(&job, &err)) != DSPARK_OK) goto fail;
@@ -502,43 +525,46 @@ int command_bench(int argc, char **argv)
         {"preset", ARGS_TEXT, &a.preset, "P",
          "without CKPT: the synthetic checkpoint to make (default\n"
          "kimi-k3, context part only: 665 MB in a temporary folder)", 0, 0, NULL, NULL},
-        {"tokens", ARGS_TEXT, &a.tokens, "N,N,...", "rows of a call (default 1,8,16,32,64,512)",
-         0, 0, NULL, NULL},
+        {"tokens", ARGS_TEXT, &a.tokens, "N,N,...",
+         "positions of a call, one for each token\n(default 1,8,16,32,64,512)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set (default auto)", 0, 0,
          args_isa_choices, NULL},
         {"path", ARGS_CHOICE, &a.path, NULL, "measure one path only (default: all three in turn)",
          0, 0, args_path_choices, &a.path_given},
-        {"repeat", ARGS_UINT, &a.repeat, "R", "repeats (default: 5 to 200, about two seconds)", 1,
+        {"repeat", ARGS_UINT, &a.repeat, "R", "repeats (default: 5 to 200, about four seconds)", 1,
          MAX_REPEATS, NULL, NULL},
         {"cold", ARGS_FLAG, &a.cold, NULL,
          "weights come from memory: caches are emptied before each\n"
-         "call (default up to 64 tokens)", 0, 0, NULL, NULL},
+         "call (default up to 64 positions)", 0, 0, NULL, NULL},
         {"hot", ARGS_FLAG, &a.hot, NULL, "weights stay where the last call left them", 0, 0, NULL,
          NULL},
         {"buffer", ARGS_SIZE, &a.buffer, "BYTES",
          "buffer of the read probe and for emptying caches\n(default 512M)", 1048576,
          BUFFER_MAX, NULL, NULL},
-        {"no-states", ARGS_FLAG, &a.no_states, NULL, "do not measure taps -> states", 0, 0, NULL,
-         NULL},
+        {"no-states", ARGS_FLAG, &a.no_states, NULL, "measure nothing that begins at the taps", 0,
+         0, NULL, NULL},
         {"csv", ARGS_TEXT, &a.csv, "FILE", "write every measurement as CSV", 0, 0, NULL, NULL},
-        {"svg", ARGS_TEXT, &a.svg, "FILE", "draw time per token over tokens, with the roofline", 0,
+        {"svg", ARGS_TEXT, &a.svg, "FILE", "draw time per position, with the roofline", 0,
          0, NULL, NULL},
         {"json", ARGS_FLAG, &a.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
     };
     args_command command = {
         .name = "bench",
         .synopsis = "[CKPT] [OPTIONS]",
-        .summary = "Time states -> cache in three ways, in turn within one process, and the\n"
-                   "machine's limits (compute and read probes) before and after.",
+        .summary = "Time states -> cache in three ways, taps -> states and the whole way from\n"
+                   "taps to cache, in turn within one process, and the machine's limits (compute\n"
+                   "and read probes) before and after.",
         .operands = operands,
         .operand_values = &a.checkpoint,
         .options = options,
         .n_options = sizeof options / sizeof *options,
         .trailer = "The roofline of a stage is max(bytes / read probe, flops / compute probe),\n"
                    "each weight, input and output counted once, by the better of the probes\n"
-                   "before and after. ratio is full / onepass.",
+                   "before and after. Weights are cold when they come from memory: after emptying\n"
+                   "the caches, or because they are larger. ratio: median / median of onepass.\n"
+                   "A run on a busy or drifting machine ends with a line NOT RELIABLE.",
     };
     memset(&a, 0, sizeof a);
     a.tokens = "1,8,16,32,64,512";

@@ -1,5 +1,6 @@
-/* What a measurement of `dspark bench` is, and how it is shown. bench.c measures, bench_report.c
- * prints table, CSV and JSON, bench_plot.c draws. */
+/* What a measurement of `dspark bench` is, and how it is shown. bench.c measures, bench_machine.c
+ * asks the system and judges the run, bench_report.c prints table, CSV and JSON, bench_plot.c
+ * draws. */
 #ifndef DSPARK_CLI_BENCH_H
 #define DSPARK_CLI_BENCH_H
 
@@ -7,15 +8,21 @@
 
 #include "dspark/dspark.h"
 
+/* Stages: the three paths from states to cache, by the library's numbers; then what begins at the
+ * taps: the states alone, and the whole way to the cache by the one pass and by the full path. */
 #define BENCH_N_PATHS 3
-#define BENCH_N_STAGES 4 /* the paths, then taps -> states */
 #define BENCH_STATES 3
+#define BENCH_WHOLE_ONEPASS 4
+#define BENCH_WHOLE_FULL 5
+#define BENCH_N_STAGES 6
 
-/* One stage at one number of tokens. Times in seconds a call. */
+/* One stage at one number of positions. Times in seconds a call. */
 typedef struct bench_cell {
     int measured;
+    int cold;            /* weights come from memory: they were pushed out, or never fit */
     uint64_t n_repeats;
     double p50, p99, best;
+    double ratio;        /* p50 / p50 of the one pass over the same way; 0 = nothing to compare */
     double flops;        /* of one call */
     double bytes;        /* weights, inputs and outputs of one call, each once */
     double read_gbs;     /* the read probe that this cell is held against */
@@ -24,8 +31,7 @@ typedef struct bench_cell {
 
 typedef struct bench_row {
     uint64_t n_tokens;
-    int cold;
-    double ratio;        /* full / one pass: the median over pairs measured in turn */
+    int cold;            /* caches are emptied before each call */
     bench_cell cells[BENCH_N_STAGES];
 } bench_row;
 
@@ -37,11 +43,14 @@ typedef struct bench_result {
     char cpu[128];
     const char *isa;
     uint32_t n_threads;
+    uint32_t n_processors;
+    uint64_t cache_bytes;       /* last-level caches of the machine, together; 0 = unknown */
     int stages[BENCH_N_STAGES]; /* which are measured */
+    double weight_bytes[BENCH_N_STAGES];
     double compute_gflops[2];   /* before, after */
     double read_gbs[2];         /* over the big buffer: before, after */
-    double hot_gbs[BENCH_N_STAGES]; /* over a buffer as large as the stage's weights, read again
-                                     * and again */
+    double hot_gbs[BENCH_N_STAGES][2]; /* over as many bytes as the stage has weights, again and
+                                        * again: before, after; 0 where no cell needs it */
     uint64_t buffer_bytes;
     double load[2];             /* of one minute: before, after */
     double steal_percent;       /* of processor time during the run; negative when unknown */
@@ -54,6 +63,27 @@ extern const char *const bench_stage_names[BENCH_N_STAGES];
 
 /* The better of the probes before and after. */
 double bench_limit(const double probes[2]);
+
+/* ---- the machine ---- */
+
+void bench_read_cpu_name(char *name, size_t size);
+/* Bytes of all last-level caches together, 0 when the system does not tell. */
+uint64_t bench_read_cache_bytes(void);
+/* Ticks that the hypervisor took away, and all ticks; 0 when unknown. */
+int bench_read_steal(double *steal, double *total);
+/* Of one minute; negative when unknown. */
+double bench_read_load(void);
+uint32_t bench_read_processors(void);
+
+/* Why figures of this run should not be trusted; no reasons when they may be. */
+#define BENCH_MAX_REASONS 12
+typedef struct bench_verdict {
+    size_t n_reasons;
+    char reasons[BENCH_MAX_REASONS][128];
+} bench_verdict;
+void bench_judge(const bench_result *r, bench_verdict *verdict);
+
+/* ---- showing ---- */
 
 int bench_print_text(const bench_result *r);
 int bench_print_json(const bench_result *r);

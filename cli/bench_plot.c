@@ -1,5 +1,6 @@
-/* dspark bench: one drawing, time per token over tokens in a call, both axes logarithmic, the three
- * paths and the one pass's roofline. Self-contained SVG without fonts or scripts of its own. */
+/* dspark bench: one drawing, time per position over positions in a call, both axes logarithmic, the
+ * three paths and the one pass's roofline. Self-contained SVG without fonts or scripts of its
+ * own. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -112,9 +113,9 @@ static void draw_axes(const plot *p, const bench_result *r)
     }
     fprintf(p->f, "<path d=\"M%.1f %.1fV%.1fH%.1f\" fill=\"none\" stroke=\"#888\"/>\n", LEFT, TOP,
             bottom, right);
-    put_text(p, (LEFT + right) / 2, bottom + 44, "middle", "fill=\"#222\"", "tokens in a call");
+    put_text(p, (LEFT + right) / 2, bottom + 44, "middle", "fill=\"#222\"", "positions in a call");
     fprintf(p->f, "<text transform=\"translate(22 %.1f) rotate(-90)\" text-anchor=\"middle\" "
-            "fill=\"#222\">microseconds per token (p50)</text>\n", (TOP + bottom) / 2);
+            "fill=\"#222\">microseconds per position (p50)</text>\n", (TOP + bottom) / 2);
 }
 
 /* One line over all rows; stage's time or its roofline. Returns the y of its right end. */
@@ -192,10 +193,10 @@ static void draw(const plot *p, const bench_result *r)
             "font-size=\"13\">\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
     fputs("<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", p->f);
     put_text(p, LEFT, 30, "start", "font-size=\"17\" font-weight=\"600\" fill=\"#111\"",
-             "States to every layer's cache: time per token");
-    snprintf(text, sizeof text, "%.60s, %s, %u threads; compute %.0f GFLOP/s, read %.1f GB/s",
-             r->cpu, r->isa, r->n_threads, bench_limit(r->compute_gflops),
-             bench_limit(r->read_gbs));
+             "States to every layer's cache: time per position");
+    snprintf(text, sizeof text, "%.60s, %s, %u thread%s; compute %.0f GFLOP/s, read %.1f GB/s",
+             r->cpu, r->isa, r->n_threads, r->n_threads == 1 ? "" : "s",
+             bench_limit(r->compute_gflops), bench_limit(r->read_gbs));
     put_text(p, LEFT, 52, "start", "fill=\"#555\"", text);
     draw_axes(p, r);
     draw_lines(p, r);

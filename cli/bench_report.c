@@ -10,9 +10,44 @@ static double share_of_roofline(const bench_cell *cell)
     return cell->p50 > 0 ? cell->roofline / cell->p50 : 0;
 }
 
-static const char *temperature(const bench_row *row, int stage)
+static const char *temperature(const bench_cell *cell)
 {
-    return row->cold && stage != BENCH_STATES ? "cold" : "hot";
+    return cell->cold ? "cold" : "hot";
+}
+
+/* Three digits or more of a number that may be tiny: never a bare 0.0. */
+static const char *number(char buf[32], double value)
+{
+    int decimals = value >= 100 ? 0 : value >= 10 ? 1 : value >= 1 ? 2 : 3;
+    if (value < 0.1)
+        snprintf(buf, 32, "%.2g", value);
+    else
+        snprintf(buf, 32, "%.*f", decimals, value);
+    return buf;
+}
+
+static void print_limit(const char *name, const double probes[2], const char *unit)
+{
+    char before[32], after[32];
+    printf("%s %s %s before, %s after\n", name, number(before, probes[0]), unit,
+           number(after, probes[1]));
+}
+
+/* Every limit that a roofline below is made of. */
+static void print_limits(const bench_result *r)
+{
+    char bytes[32], name[96];
+    int s;
+    print_limit("limits      compute", r->compute_gflops, "GFLOP/s");
+    snprintf(name, sizeof name, "            read of %s (cold)",
+             out_bytes(bytes, (double)r->buffer_bytes));
+    print_limit(name, r->read_gbs, "GB/s");
+    for (s = 0; s < BENCH_N_STAGES; s++) {
+        if (!(r->hot_gbs[s][0] > 0)) continue;
+        snprintf(name, sizeof name, "            read of %s (hot %s)",
+                 out_bytes(bytes, r->weight_bytes[s]), bench_stage_names[s]);
+        print_limit(name, r->hot_gbs[s], "GB/s");
+    }
 }
 
 static void print_machine(const bench_result *r)
@@ -28,10 +63,13 @@ static void print_machine(const bench_result *r)
            r->config->hidden_size, r->config->n_taps, r->config->tap_width);
     printf("machine     ");
     out_text(stdout, r->cpu);
-    printf(", %s, %u threads\n", r->isa, r->n_threads);
-    printf("limits      compute %.0f GFLOP/s before, %.0f after; read of %s %.1f GB/s before, %.1f "
-           "after\n", r->compute_gflops[0], r->compute_gflops[1],
-           out_bytes(text, (double)r->buffer_bytes), r->read_gbs[0], r->read_gbs[1]);
+    printf(", %s, %u thread%s of %u processor%s, ", r->isa, r->n_threads,
+           r->n_threads == 1 ? "" : "s", r->n_processors, r->n_processors == 1 ? "" : "s");
+    if (r->cache_bytes)
+        printf("last-level cache %s\n", out_bytes(text, (double)r->cache_bytes));
+    else
+        printf("last-level cache unknown\n");
+    print_limits(r);
     printf("conditions  load %.2f before, %.2f after; ", r->load[0], r->load[1]);
     if (r->steal_percent >= 0)
         printf("steal %.1f%%; ", r->steal_percent);
@@ -40,52 +78,58 @@ static void print_machine(const bench_result *r)
     printf("%s of measuring\n\n", out_seconds(text, r->seconds));
 }
 
-int bench_print_text(const bench_result *r)
+static void add_header(out_table *t)
+{
+    static const char *const names[] = {"positions", "stage", "repeats", "weights", "p50", "p99",
+                                        "us/position", "GB/s", "GFLOP/s", "roofline", "of it",
+                                        "ratio"};
+    size_t i;
+    out_table_init(t, "rlrlrrrrrrrr");
+    for (i = 0; i < sizeof names / sizeof *names; i++) out_table_cell(t, "%s", names[i]);
+}
+
+static void add_cell(out_table *t, uint64_t n_tokens, int stage, const bench_cell *c)
 {
     char text[32];
+    out_table_cell(t, "%" PRIu64, n_tokens);
+    out_table_cell(t, "%s", bench_stage_names[stage]);
+    out_table_cell(t, "%" PRIu64, c->n_repeats);
+    out_table_cell(t, "%s", temperature(c));
+    out_table_cell(t, "%s", out_seconds(text, c->p50));
+    out_table_cell(t, "%s", out_seconds(text, c->p99));
+    out_table_cell(t, "%s", number(text, c->p50 / (double)n_tokens * 1e6));
+    out_table_cell(t, "%s", number(text, c->bytes / c->p50 * 1e-9));
+    out_table_cell(t, "%s", number(text, c->flops / c->p50 * 1e-9));
+    out_table_cell(t, "%s", out_seconds(text, c->roofline));
+    out_table_cell(t, "%.0f%%", 100 * share_of_roofline(c));
+    if (c->ratio > 0)
+        out_table_cell(t, "%.2fx", c->ratio);
+    else
+        out_table_cell(t, "-");
+}
+
+int bench_print_text(const bench_result *r)
+{
+    bench_verdict verdict;
     out_table t;
     size_t i;
     int s;
     print_machine(r);
-    out_table_init(&t, "rlrlrrrrrrrr");
-    out_table_cell(&t, "tokens");
-    out_table_cell(&t, "stage");
-    out_table_cell(&t, "repeats");
-    out_table_cell(&t, "weights");
-    out_table_cell(&t, "p50");
-    out_table_cell(&t, "p99");
-    out_table_cell(&t, "us/token");
-    out_table_cell(&t, "GB/s");
-    out_table_cell(&t, "GFLOP/s");
-    out_table_cell(&t, "roofline");
-    out_table_cell(&t, "of it");
-    out_table_cell(&t, "ratio");
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[i];
-        for (s = 0; s < BENCH_N_STAGES; s++) {
-            const bench_cell *c = &row->cells[s];
-            if (!c->measured) continue;
-            out_table_cell(&t, "%" PRIu64, row->n_tokens);
-            out_table_cell(&t, "%s", bench_stage_names[s]);
-            out_table_cell(&t, "%" PRIu64, c->n_repeats);
-            out_table_cell(&t, "%s", temperature(row, s));
-            out_table_cell(&t, "%s", out_seconds(text, c->p50));
-            out_table_cell(&t, "%s", out_seconds(text, c->p99));
-            out_table_cell(&t, "%.1f", c->p50 / (double)row->n_tokens * 1e6);
-            out_table_cell(&t, "%.1f", c->bytes / c->p50 * 1e-9);
-            out_table_cell(&t, "%.0f", c->flops / c->p50 * 1e-9);
-            out_table_cell(&t, "%s", out_seconds(text, c->roofline));
-            out_table_cell(&t, "%.0f%%", 100 * share_of_roofline(c));
-            if (s == DSPARK_PATH_FULL && row->ratio > 0)
-                out_table_cell(&t, "%.2fx", row->ratio);
-            else
-                out_table_cell(&t, "%s", "");
-        }
-    }
+    add_header(&t);
+    for (i = 0; i < r->n_rows; i++)
+        for (s = 0; s < BENCH_N_STAGES; s++)
+            if (r->rows[i].cells[s].measured)
+                add_cell(&t, r->rows[i].n_tokens, s, &r->rows[i].cells[s]);
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
-    printf("\nratio: full / onepass, median over calls made in turn. roofline: max(bytes / read,\n"
-           "flops / compute) with the better of the probes before and after; above 100%% means\n"
-           "that both met slower moments than the stage.\n");
+    printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache\n"
+           "onepass). roofline: max(bytes / read, flops / compute), by the better of the probes\n"
+           "before and after. weights: cold ones come from memory (the caches were emptied, or\n"
+           "hold less) and stand against the cold read; hot ones against the read of as many\n"
+           "bytes, again and again. Above 100%%: both probes met slower moments than the stage.\n");
+    bench_judge(r, &verdict);
+    if (verdict.n_reasons) printf("\nNOT RELIABLE: ");
+    for (i = 0; i < verdict.n_reasons; i++)
+        printf("%s%s", verdict.reasons[i], i + 1 < verdict.n_reasons ? "; " : "\n");
     return EXIT_OK;
 }
 
@@ -99,7 +143,9 @@ static json_t *json_pair(const double pair[2])
 
 int bench_print_json(const bench_result *r)
 {
-    json_t *doc = json_object(), *rows = json_array();
+    json_t *doc = json_object(), *rows = json_array(), *hot = json_object();
+    json_t *reasons = json_array();
+    bench_verdict verdict;
     size_t i;
     int s;
     out_set(doc, "checkpoint", out_string(r->checkpoint));
@@ -108,12 +154,22 @@ int bench_print_json(const bench_result *r)
     out_set(doc, "cpu", out_string(r->cpu));
     out_set(doc, "isa", json_string(r->isa));
     out_set(doc, "threads", json_integer(r->n_threads));
+    out_set(doc, "processors", json_integer(r->n_processors));
+    out_set(doc, "last_level_cache_bytes",
+            r->cache_bytes ? json_integer((json_int_t)r->cache_bytes) : json_null());
     out_set(doc, "compute_gflops", json_pair(r->compute_gflops));
     out_set(doc, "read_gbs", json_pair(r->read_gbs));
+    for (s = 0; s < BENCH_N_STAGES; s++)
+        if (r->hot_gbs[s][0] > 0) out_set(hot, bench_stage_names[s], json_pair(r->hot_gbs[s]));
+    out_set(doc, "hot_read_gbs", hot);
     out_set(doc, "buffer_bytes", json_integer((json_int_t)r->buffer_bytes));
     out_set(doc, "load", json_pair(r->load));
     out_set(doc, "steal_percent", r->steal_percent < 0 ? json_null() : out_real(r->steal_percent));
     out_set(doc, "seconds", out_real(r->seconds));
+    bench_judge(r, &verdict);
+    for (i = 0; i < verdict.n_reasons; i++) out_append(reasons, json_string(verdict.reasons[i]));
+    out_set(doc, "reliable", json_boolean(verdict.n_reasons == 0));
+    out_set(doc, "reasons", reasons);
     for (i = 0; i < r->n_rows; i++) {
         const bench_row *row = &r->rows[i];
         for (s = 0; s < BENCH_N_STAGES; s++) {
@@ -123,7 +179,7 @@ int bench_print_json(const bench_result *r)
             item = json_object();
             out_set(item, "tokens", json_integer((json_int_t)row->n_tokens));
             out_set(item, "stage", json_string(bench_stage_names[s]));
-            out_set(item, "weights", json_string(temperature(row, s)));
+            out_set(item, "weights", json_string(temperature(c)));
             out_set(item, "repeats", json_integer((json_int_t)c->n_repeats));
             out_set(item, "best_seconds", out_real(c->best));
             out_set(item, "p50_seconds", out_real(c->p50));
@@ -133,8 +189,7 @@ int bench_print_json(const bench_result *r)
             out_set(item, "read_gbs", out_real(c->read_gbs));
             out_set(item, "roofline_seconds", out_real(c->roofline));
             out_set(item, "share_of_roofline", out_real(share_of_roofline(c)));
-            if (s == DSPARK_PATH_FULL && row->ratio > 0)
-                out_set(item, "ratio_to_onepass", out_real(row->ratio));
+            if (c->ratio > 0) out_set(item, "ratio_to_onepass", out_real(c->ratio));
             out_append(rows, item);
         }
     }
@@ -158,11 +213,10 @@ int bench_write_csv(const bench_result *r, const char *path)
             if (!c->measured) continue;
             fprintf(file.stream, "%" PRIu64 ",%s,%s,%" PRIu64 ",%.9g,%.9g,%.9g,%.0f,%.0f,%.6g,%.6g,"
                     "%.6g,%.6g,%.9g,%.6g,", row->n_tokens, bench_stage_names[s],
-                    temperature(row, s), c->n_repeats, c->best, c->p50, c->p99, c->bytes, c->flops,
+                    temperature(c), c->n_repeats, c->best, c->p50, c->p99, c->bytes, c->flops,
                     c->bytes / c->p50 * 1e-9, c->flops / c->p50 * 1e-9, c->read_gbs,
                     bench_limit(r->compute_gflops), c->roofline, share_of_roofline(c));
-            if (s == DSPARK_PATH_FULL && row->ratio > 0)
-                fprintf(file.stream, "%.6g", row->ratio);
+            if (c->ratio > 0) fprintf(file.stream, "%.6g", c->ratio);
             fputc('\n', file.stream);
         }
     }

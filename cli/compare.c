@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "compare_files.h"
 #include "dump.h"
 #include "out.h"
 #include "progress.h"
@@ -202,48 +203,96 @@ static void clear_cache(compare_job *job, const dspark_cache *cache)
         memset(view->layers[l], 0xff, (size_t)job->n * job->entry_width * 2);
 }
 
-static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err)
+/* Rows in a call: few enough that Ctrl-C is heard within seconds on the slowest way. */
+#define PIECE_ROWS 256
+#define PIECE_ROWS_REF 32
+#define PIECE_ROWS_FP64 8
+
+static void set_piece(const compare_job *job, dspark_batch *batch, uint64_t first, uint64_t most)
+{
+    batch->n_tokens = (size_t)(job->n - first < most ? job->n - first : most);
+    batch->taps = job->rows.taps + (size_t)first * job->rows.stride;
+    batch->taps_stride = job->rows.stride;
+    batch->states = NULL;
+    batch->positions = job->positions + first;
+    batch->slots = job->slots + first;
+}
+
+/* fp64 of all rows, piece by piece: a piece comes layer by layer and goes to its place in each. */
+static dspark_status run_exact(compare_job *job, dspark_context *context, dspark_error *err)
+{
+    size_t width = job->entry_width;
+    uint32_t n_layers = job->config->n_layers, l;
+    double *piece = calloc((size_t)n_layers * PIECE_ROWS_FP64 * width, sizeof *piece);
+    dspark_status st = DSPARK_OK;
+    uint64_t first;
+    if (!piece) return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for the fp64 rows");
+    for (first = 0; st == DSPARK_OK && first < job->n; first += PIECE_ROWS_FP64) {
+        dspark_batch batch;
+        dspark_batch_init(&batch);
+        set_piece(job, &batch, first, PIECE_ROWS_FP64);
+        st = dspark_context_fp64(context, &batch, piece, err);
+        for (l = 0; st == DSPARK_OK && l < n_layers; l++)
+            memcpy(job->exact + ((size_t)l * job->n + first) * width,
+                   piece + (size_t)l * batch.n_tokens * width,
+                   batch.n_tokens * width * sizeof *piece);
+        if (st == DSPARK_OK) st = out_check_interrupt(err);
+    }
+    free(piece);
+    return st;
+}
+
+static dspark_status run_piece(compare_job *job, const variant *v, dspark_context *context,
+                               uint64_t first, uint64_t most, dspark_error *err)
 {
     int is_first = v == job->variants;
     dspark_cache *cache = is_first ? job->first_cache : job->cache;
     unsigned char *states = is_first ? job->first_states : job->states;
-    dspark_context_opts opts;
-    dspark_context *context = NULL;
+    size_t at = (size_t)first * job->config->hidden_size * 2;
     dspark_batch batch;
     dspark_run_info info;
+    dspark_status st = DSPARK_OK;
+    dspark_batch_init(&batch);
+    set_piece(job, &batch, first, most);
+    /* Taps to states once for each level and thread count, by the one-pass variant, which comes
+     * first: the paths differ only behind it. */
+    if (!v->from_taps) {
+        if (v->path == DSPARK_PATH_ONEPASS)
+            st = dspark_context_states(context, &batch, states + at, err);
+        else if (v->isa == job->variants[0].isa)
+            states = job->first_states;
+        batch.taps = NULL;
+        batch.taps_stride = 0;
+        batch.states = states + at;
+    }
+    if (st == DSPARK_OK)
+        st = dspark_context_run(context, &batch, dspark_cache_get_view(cache), &info, err);
+    if (st == DSPARK_OK && info.n_rows != batch.n_tokens)
+        st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %zu are complete", info.n_rows,
+                           batch.n_tokens);
+    return st == DSPARK_OK ? out_check_interrupt(err) : st;
+}
+
+static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err)
+{
+    int is_first = v == job->variants;
+    uint64_t first, most = v->isa == DSPARK_ISA_REF ? PIECE_ROWS_REF : PIECE_ROWS;
+    dspark_context_opts opts;
+    dspark_context *context = NULL;
     dspark_status st;
     dspark_context_opts_init(&opts);
     opts.isa = v->isa;
     opts.n_threads = v->n_threads;
     opts.path = v->path;
-    if (job->n < 512) opts.max_tokens = (uint32_t)job->n;
+    if (job->n < most) most = job->n;
+    opts.max_tokens = (uint32_t)most;
     st = dspark_context_create(&context, job->model, &opts, err);
     if (st != DSPARK_OK) return st;
     v->n_threads = dspark_context_get_plan(context).n_threads;
-    clear_cache(job, cache);
-    dspark_batch_init(&batch);
-    batch.n_tokens = (size_t)job->n;
-    batch.taps = job->rows.taps;
-    batch.taps_stride = job->rows.stride;
-    batch.positions = job->positions;
-    batch.slots = job->slots;
-    if (is_first) st = dspark_context_fp64(context, &batch, job->exact, err);
-    /* Taps to states once for each level and thread count, by the one-pass variant, which comes
-     * first: the paths differ only behind it. */
-    if (st == DSPARK_OK && !v->from_taps) {
-        if (v->path == DSPARK_PATH_ONEPASS)
-            st = dspark_context_states(context, &batch, states, err);
-        else if (v->isa == job->variants[0].isa)
-            states = job->first_states;
-        batch.taps = NULL;
-        batch.taps_stride = 0;
-        batch.states = states;
-    }
-    if (st == DSPARK_OK)
-        st = dspark_context_run(context, &batch, dspark_cache_get_view(cache), &info, err);
-    if (st == DSPARK_OK && info.n_rows != job->n)
-        st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %" PRIu64 " are complete",
-                           info.n_rows, job->n);
+    clear_cache(job, is_first ? job->first_cache : job->cache);
+    if (is_first) st = run_exact(job, context, err);
+    for (first = 0; st == DSPARK_OK && first < job->n; first += most)
+        st = run_piece(job, v, context, first, most, err);
     dspark_context_free(context);
     return st;
 }
@@ -497,7 +546,8 @@ int command_compare(int argc, char **argv)
 {
     compare_args a;
     int code;
-    static const char *const operands[] = {"CKPT", NULL};
+    const char *paths[2];
+    static const char *const operands[] = {"CKPT", "OTHER", NULL};
     const args_option options[] = {
         {"taps", ARGS_TEXT, &a.taps, "FILE",
          "rows from a hidden-state dump (default: synthetic rows)", 0, 0, NULL, NULL},
@@ -518,12 +568,16 @@ int command_compare(int argc, char **argv)
     };
     args_command command = {
         .name = "compare",
-        .synopsis = "CKPT [--taps FILE] [OPTIONS]",
+        .synopsis = "CKPT [--taps FILE] [OPTIONS]\n"
+                    "       dspark compare CACHE CACHE [--json]",
         .summary = "Compute the same rows in every way: one pass, per layer and full, on every\n"
                    "instruction set of this machine and other thread counts. Bits must be equal\n"
-                   "(exit code 1 if not); the error against fp64 is measured.",
+                   "(exit code 1 if not); the error against fp64 is measured.\n\n"
+                   "With two files as 'dspark context --out' writes them (or as an engine dumped\n"
+                   "its cache in the same form): compare them layer by layer, latent and rope key\n"
+                   "apart. Exit code 0 equal, 1 different, 3 a bad file.",
         .operands = operands,
-        .operand_values = &a.checkpoint,
+        .operand_values = paths,
         .n_required = 1,
         .options = options,
         .n_options = sizeof options / sizeof *options,
@@ -532,6 +586,13 @@ int command_compare(int argc, char **argv)
     a.n_tokens = 8;
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) return code;
+    if (paths[1]) {
+        if (a.taps || a.tokens_given || a.start_given || a.n_threads || a.seed || a.isa)
+            return args_complain(&command, "two files are compared as they are: only --json goes "
+                                 "with them");
+        return compare_files(paths[0], paths[1], a.json);
+    }
+    a.checkpoint = paths[0];
     if (a.taps && !a.tokens_given) a.n_tokens = 0;
     return run_job(&a);
 }

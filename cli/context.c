@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "args.h"
 #include "commands.h"
@@ -17,6 +18,7 @@ typedef struct context_args {
     const char *checkpoint;
     const char *taps;
     const char *out;
+    const char *states_out;
     int cache_dtype;
     int cache_given;
     int tile_scale;
@@ -43,7 +45,9 @@ typedef struct context_job {
     dspark_cache_view view;
     float scales[DSPARK_MAX_LAYERS];
     dspark_writer *writer;
+    dspark_writer *states_writer;
     dump rows;
+    dump_stats stats;
     uint64_t start;          /* position of the first row */
     uint64_t batch;          /* rows per call */
     int64_t *positions;      /* [n_rows] */
@@ -54,10 +58,10 @@ typedef struct context_job {
     uint64_t n_written;
     double states_seconds;
     double cache_seconds;
+    int output_failed;       /* a run failed because an output could not be written */
     row_digest taps_digest;
     row_digest states_digest;
-    char layer_digest[DSPARK_MAX_LAYERS][33];
-    char config_digest[33];
+    row_digest layer_digest[DSPARK_MAX_LAYERS]; /* of entries, in order of position */
 } context_job;
 
 static const char *const tile_choices[] = {"pow2", "exact", NULL};
@@ -115,11 +119,33 @@ static int read_scales(const args_command *command, context_job *job)
 /* The output must not take the place of an input. Returns ARGS_RUN or an exit code. */
 static int check_output(const args_command *command, const context_args *a)
 {
-    const char *why;
-    if (!a->out) return ARGS_RUN;
-    why = out_refuse_target(a->out, a->checkpoint);
-    if (!why) why = out_refuse_target(a->out, a->taps);
-    return why ? args_complain(command, "--out: '%s' %s", a->out, why) : ARGS_RUN;
+    const char *const paths[] = {a->out, a->states_out};
+    size_t i;
+    for (i = 0; i < 2; i++) {
+        const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
+        if (!why && paths[i]) why = out_refuse_target(paths[i], a->taps);
+        if (why)
+            return args_complain(command, "--%sout: '%s' %s", i ? "states-" : "", paths[i], why);
+    }
+    if (a->out && a->states_out && out_same_target(a->out, a->states_out))
+        return args_complain(command, "--out and --states-out name the same file");
+    return ARGS_RUN;
+}
+
+/* A dump in the place of the checkpoint is always a slip. */
+static int check_swapped(const args_command *command, const context_args *a)
+{
+    struct stat info;
+    dspark_checkpoint *file = NULL;
+    int is_dump;
+    if (stat(a->checkpoint, &info) != 0 || !S_ISREG(info.st_mode)) return ARGS_RUN;
+    if (dspark_checkpoint_open(&file, a->checkpoint, NULL) != DSPARK_OK) return ARGS_RUN;
+    is_dump = dspark_checkpoint_find(file, "hidden_states") &&
+              dspark_checkpoint_find(file, "token_ids");
+    dspark_checkpoint_close(file);
+    if (!is_dump) return ARGS_RUN;
+    return args_complain(command, "'%s' is a hidden-state dump, not a checkpoint: CKPT and --taps "
+                         "look swapped", a->checkpoint);
 }
 
 static dspark_status open_model(context_job *job, dspark_error *err)
@@ -201,6 +227,38 @@ static dspark_status make_context(context_job *job, dspark_error *err)
 
 /* ---- the output file ---- */
 
+/* The projected rows: written while they are made. */
+static dspark_status open_states(context_job *job, dspark_error *err)
+{
+    const uint64_t shape[2] = {job->rows.n_rows, job->config->hidden_size};
+    const char *path = job->args->states_out;
+    dspark_writer *w;
+    dspark_status st;
+    if (!path) return DSPARK_OK;
+    st = dspark_writer_create(&job->states_writer, path, err);
+    w = job->states_writer;
+    if (st == DSPARK_OK) st = dspark_writer_metadata(w, "dspark_version", dspark_version(), err);
+    if (st == DSPARK_OK)
+        st = dspark_writer_metadata(w, "fingerprint", dspark_model_fingerprint(job->model), err);
+    if (st == DSPARK_OK) st = dspark_writer_declare(w, "states", DSPARK_BF16, 2, shape, err);
+    if (st == DSPARK_OK) st = dspark_writer_declare(w, "positions", DSPARK_I64, 1, shape, err);
+    return st;
+}
+
+static dspark_status write_states(context_job *job, dspark_error *err)
+{
+    size_t n_bytes = (size_t)job->rows.n_rows * sizeof(int64_t);
+    dspark_status st;
+    if (!job->states_writer) return DSPARK_OK;
+    st = dspark_writer_data(job->states_writer, job->positions, n_bytes, err);
+    if (st == DSPARK_OK) st = out_check_interrupt(err);
+    if (st == DSPARK_OK) {
+        st = dspark_writer_commit(job->states_writer, err);
+        job->states_writer = NULL;
+    }
+    return st;
+}
+
 /* Everything is declared before the run, so that an unwritable output fails at once. */
 static dspark_status open_output(context_job *job, dspark_error *err)
 {
@@ -208,8 +266,8 @@ static dspark_status open_output(context_job *job, dspark_error *err)
     dspark_dtype dtype = dtypes[job->args->cache_dtype];
     uint64_t shape[3];
     uint32_t l;
-    dspark_status st;
-    if (!job->args->out) return DSPARK_OK;
+    dspark_status st = open_states(job, err);
+    if (st != DSPARK_OK || !job->args->out) return st;
     st = dspark_writer_create(&job->writer, job->args->out, err);
     shape[0] = job->n_blocks;
     shape[1] = job->args->block_size;
@@ -238,6 +296,8 @@ static dspark_status write_metadata(context_job *job, dspark_error *err)
     if (st == DSPARK_OK)
         st = dspark_writer_metadata(w, "cache_dtype", args_cache_choices[job->args->cache_dtype],
                                     err);
+    snprintf(text, sizeof text, "%u", job->config->kv_lora_rank);
+    if (st == DSPARK_OK) st = dspark_writer_metadata(w, "kv_lora_rank", text, err);
     if (st == DSPARK_OK && job->args->cache_dtype == DSPARK_CACHE_FP8_DS_MLA)
         st = dspark_writer_metadata(w, "tile_scale", tile_choices[job->args->tile_scale], err);
     for (l = 0; st == DSPARK_OK && job->view.scales && l < job->config->n_layers; l++) {
@@ -251,7 +311,7 @@ static dspark_status write_metadata(context_job *job, dspark_error *err)
         st = dspark_writer_metadata(w, "digest.states", job->states_digest.hex, err);
     for (l = 0; st == DSPARK_OK && l < job->config->n_layers; l++) {
         snprintf(key, sizeof key, "digest.layers.%u.kv_cache", l);
-        st = dspark_writer_metadata(w, key, job->layer_digest[l], err);
+        st = dspark_writer_metadata(w, key, job->layer_digest[l].hex, err);
     }
     return st;
 }
@@ -290,6 +350,20 @@ static dspark_status write_output(context_job *job, dspark_error *err)
 
 /* ---- the run ---- */
 
+/* The rows' entries where they lie in the cache. Positions follow each other, so rows are in order
+ * of position; block size and unused entries do not count. */
+static void digest_entries(context_job *job, uint64_t first, uint64_t n)
+{
+    uint64_t i;
+    uint32_t l;
+    for (l = 0; l < job->config->n_layers; l++)
+        for (i = first; i < first + n; i++)
+            row_digest_add(&job->layer_digest[l],
+                           (const char *)job->view.layers[l] +
+                               (size_t)job->slots[i] * job->entry_bytes,
+                           job->entry_bytes);
+}
+
 static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dspark_error *err)
 {
     const dump *rows = &job->rows;
@@ -302,6 +376,7 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     if (st != DSPARK_OK) return st;
     for (i = first; i < first + n; i++)
         row_digest_add(&job->taps_digest, rows->taps + (size_t)i * rows->stride, rows->row_bytes);
+    dump_stats_add(&job->stats, rows, first, n);
     dspark_batch_init(&batch);
     batch.n_tokens = (size_t)n;
     batch.taps = rows->taps + (size_t)first * rows->stride;
@@ -313,6 +388,13 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     if (st != DSPARK_OK) return st;
     for (i = 0; i < n; i++)
         row_digest_add(&job->states_digest, job->states + (size_t)i * state_bytes, state_bytes);
+    if (job->states_writer) {
+        st = dspark_writer_data(job->states_writer, job->states, (size_t)n * state_bytes, err);
+        if (st != DSPARK_OK) {
+            job->output_failed = 1;
+            return st;
+        }
+    }
     batch.taps = NULL;
     batch.taps_stride = 0;
     batch.states = job->states;
@@ -325,16 +407,17 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     if (st == DSPARK_OK && info.n_rows != n)
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %" PRIu64 " are complete",
                            info.n_rows, n);
+    if (st == DSPARK_OK) digest_entries(job, first, n);
     return st;
 }
 
 static dspark_status run_rows(context_job *job, dspark_error *err)
 {
     uint64_t first, n_rows = job->rows.n_rows;
-    size_t layer_bytes = (size_t)(job->n_blocks * job->args->block_size * job->entry_bytes);
     dspark_status st = DSPARK_OK;
     progress bar;
     uint32_t l;
+    for (l = 0; l < job->config->n_layers; l++) row_digest_start(&job->layer_digest[l]);
     row_digest_start(&job->taps_digest);
     row_digest_start(&job->states_digest);
     progress_start(&bar, "context", PROGRESS_ROWS);
@@ -346,8 +429,6 @@ static dspark_status run_rows(context_job *job, dspark_error *err)
             st = out_check_interrupt(err);
     }
     progress_end(&bar);
-    for (l = 0; st == DSPARK_OK && l < job->config->n_layers; l++)
-        dspark_digest(job->view.layers[l], layer_bytes, job->layer_digest[l]);
     return st;
 }
 
@@ -378,6 +459,18 @@ static uint64_t rows_outside_training(const context_job *job)
     return end - (job->start > window ? job->start : window);
 }
 
+static size_t list_warnings(const context_job *job, char texts[DUMP_MAX_WARNINGS + 1][160])
+{
+    uint64_t outside = rows_outside_training(job);
+    size_t n = dump_stats_warn(&job->stats, &job->rows, texts);
+    char text[32];
+    if (outside)
+        snprintf(texts[n++], sizeof texts[0], "%s row%s outside the trained window of %" PRIu64
+                 " positions", out_count(text, outside), outside == 1 ? " lies" : "s lie",
+                 job->config->rope_original_max_positions);
+    return n;
+}
+
 static void print_stage(out_table *t, const char *name, double seconds, uint64_t n_rows,
                         const char *digest)
 {
@@ -395,29 +488,33 @@ static int print_text(const context_job *job)
 {
     const context_args *a = job->args;
     const dspark_config *c = job->config;
-    uint64_t n = job->rows.n_rows, outside = rows_outside_training(job);
+    uint64_t n = job->rows.n_rows;
     dspark_context_plan plan = dspark_context_get_plan(job->context);
-    char b1[32], b2[32], b3[32], name[64];
+    char b1[32], b2[32], b3[32], name[64], warnings[DUMP_MAX_WARNINGS + 1][160];
+    size_t n_warnings, i;
     out_table t;
     uint32_t l;
     printf("checkpoint  ");
     out_text(stdout, a->checkpoint);
     printf("\n            fingerprint %s\ndump        ", dspark_model_fingerprint(job->model));
     out_text(stdout, a->taps);
-    printf("\n            %s rows, %u taps of %u%s, positions %" PRIu64 " to %" PRIu64 "\n",
-           out_count(b1, n), c->n_taps, c->tap_width,
+    printf("\n            %s row%s, %u taps of %u%s, positions %" PRIu64 " to %" PRIu64 "\n",
+           out_count(b1, n), n == 1 ? "" : "s", c->n_taps, c->tap_width,
            job->rows.has_verifier ? " and the verifier's final state (not used)" : "", job->start,
            job->start + n - 1);
-    if (outside)
-        printf("            %s rows lie outside the trained window of %" PRIu64 " positions\n",
-               out_count(b1, outside), c->rope_original_max_positions);
+    printf("            rms of each tap:");
+    for (l = 0; l < c->n_taps; l++)
+        printf(" %.4g", dump_stats_rms(&job->stats, &job->rows, l));
+    putchar('\n');
+    n_warnings = list_warnings(job, warnings);
+    for (i = 0; i < n_warnings; i++) printf("warning:    %s\n", warnings[i]);
     printf("cache       %s, %u layers x %" PRIu64 " blocks x %" PRIu64 " entries of %zu bytes: "
            "%s\n", args_cache_choices[a->cache_dtype], c->n_layers, job->n_blocks, a->block_size,
            job->entry_bytes,
            out_bytes(b1, (double)(job->n_blocks * a->block_size * job->entry_bytes) * c->n_layers));
-    printf("run         %s, %s, %u threads, %" PRIu64 " rows a call\n",
+    printf("run         %s, %s, %u thread%s, %" PRIu64 " row%s a call\n",
            dspark_isa_name(dspark_context_isa(job->context)), args_path_choices[a->path],
-           plan.n_threads, job->batch);
+           plan.n_threads, plan.n_threads == 1 ? "" : "s", job->batch, job->batch == 1 ? "" : "s");
     printf("memory      weights %s, workspace %s, peak of the process %s\n\n",
            out_bytes(b1, (double)dspark_model_resident_bytes(job->model)),
            out_bytes(b2, (double)plan.workspace_bytes), out_bytes(b3, (double)peak_memory()));
@@ -431,13 +528,16 @@ static int print_text(const context_job *job)
     print_stage(&t, "states -> cache", job->cache_seconds, n, "");
     for (l = 0; l < c->n_layers; l++) {
         snprintf(name, sizeof name, "  layers.%u.kv_cache", l);
-        print_stage(&t, name, 0, n, job->layer_digest[l]);
+        print_stage(&t, name, 0, n, job->layer_digest[l].hex);
     }
     print_stage(&t, "together", job->states_seconds + job->cache_seconds, n, "");
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
-    if (a->out) {
-        printf("\nwritten     ");
-        out_text(stdout, a->out);
+    if (a->out || a->states_out) putchar('\n');
+    for (i = 0; i < 2; i++) {
+        const char *path = i ? a->states_out : a->out;
+        if (!path) continue;
+        printf("written     ");
+        out_text(stdout, path);
         putchar('\n');
     }
     return EXIT_OK;
@@ -448,18 +548,26 @@ static int print_json(const context_job *job)
     const context_args *a = job->args;
     dspark_context_plan plan = dspark_context_get_plan(job->context);
     json_t *doc = json_object(), *digests = json_object(), *layers = json_array();
-    json_t *scales = json_array();
+    json_t *scales = json_array(), *rms = json_array(), *warned = json_array();
+    char warnings[DUMP_MAX_WARNINGS + 1][160];
+    size_t n_warnings = list_warnings(job, warnings), i;
     uint32_t l;
     out_set(doc, "checkpoint", out_string(a->checkpoint));
     out_set(doc, "fingerprint", json_string(dspark_model_fingerprint(job->model)));
     out_set(doc, "dump", out_string(a->taps));
     out_set(doc, "out", out_string(a->out));
+    out_set(doc, "states_out", out_string(a->states_out));
     out_set(doc, "rows", json_integer((json_int_t)job->rows.n_rows));
     out_set(doc, "taps", json_integer(job->config->n_taps));
     out_set(doc, "has_verifier_state", json_boolean(job->rows.has_verifier));
     out_set(doc, "start_position", json_integer((json_int_t)job->start));
     out_set(doc, "rows_outside_trained_window",
             json_integer((json_int_t)rows_outside_training(job)));
+    for (l = 0; l < job->config->n_taps; l++)
+        out_append(rms, out_real(dump_stats_rms(&job->stats, &job->rows, l)));
+    out_set(doc, "tap_rms", rms);
+    for (i = 0; i < n_warnings; i++) out_append(warned, json_string(warnings[i]));
+    out_set(doc, "warnings", warned);
     out_set(doc, "cache_dtype", json_string(args_cache_choices[a->cache_dtype]));
     if (a->cache_dtype == DSPARK_CACHE_FP8_DS_MLA)
         out_set(doc, "tile_scale", json_string(tile_choices[a->tile_scale]));
@@ -482,7 +590,7 @@ static int print_json(const context_job *job)
     out_set(digests, "taps", json_string(job->taps_digest.hex));
     out_set(digests, "states", json_string(job->states_digest.hex));
     for (l = 0; l < job->config->n_layers; l++)
-        out_append(layers, json_string(job->layer_digest[l]));
+        out_append(layers, json_string(job->layer_digest[l].hex));
     out_set(digests, "layers", layers);
     out_set(doc, "digests", digests);
     return out_json(doc);
@@ -509,7 +617,11 @@ static int run_job(const args_command *command, const context_args *a)
     if ((st = make_cache(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = make_context(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = open_output(&job, &err)) != DSPARK_OK) goto fail_output;
-    if ((st = run_rows(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = run_rows(&job, &err)) != DSPARK_OK) {
+        if (job.output_failed) goto fail_output;
+        goto fail;
+    }
+    if ((st = write_states(&job, &err)) != DSPARK_OK) goto fail_output;
     if ((st = write_output(&job, &err)) != DSPARK_OK) goto fail_output;
     code = a->json ? print_json(&job) : print_text(&job);
     goto done;
@@ -521,6 +633,7 @@ fail:
     code = out_fail(st, &err);
 done:
     dspark_writer_abort(job.writer);
+    dspark_writer_abort(job.states_writer);
     free(job.positions);
     free(job.slots);
     free(job.states);
@@ -541,6 +654,8 @@ int command_context(int argc, char **argv)
          NULL},
         {"out", ARGS_TEXT, &a.out, "FILE", "write the caches to FILE (safetensors)", 0, 0, NULL,
          NULL},
+        {"states-out", ARGS_TEXT, &a.states_out, "FILE",
+         "write the context states and positions to FILE", 0, 0, NULL, NULL},
         {"cache-dtype", ARGS_CHOICE, &a.cache_dtype, NULL, "format of an entry (default bf16)", 0,
          0, args_cache_choices, &a.cache_given},
         {"tile-scale", ARGS_CHOICE, &a.tile_scale, NULL,
@@ -566,7 +681,7 @@ int command_context(int argc, char **argv)
     };
     args_command command = {
         .name = "context",
-        .synopsis = "CKPT --taps FILE [--out FILE] [OPTIONS]",
+        .synopsis = "CKPT --taps FILE [--out FILE] [--states-out FILE] [OPTIONS]",
         .summary = "Turn a hidden-state dump into every layer's latent cache, in one pass, and\n"
                    "print a digest of every stage. The output file does not depend on --path,\n"
                    "--batch, --threads and --isa.",
@@ -583,5 +698,6 @@ int command_context(int argc, char **argv)
     if (code != ARGS_RUN) return code;
     code = check_options(&command, &a);
     if (code == ARGS_RUN) code = check_output(&command, &a);
+    if (code == ARGS_RUN) code = check_swapped(&command, &a);
     return code == ARGS_RUN ? run_job(&command, &a) : code;
 }

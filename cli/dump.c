@@ -1,7 +1,9 @@
-/* dump: opens and checks hidden-state dumps, makes synthetic rows, digests rows as a stream. */
+/* dump: opens and checks hidden-state dumps, makes synthetic rows, digests and measures rows as a
+ * stream. */
 #include "dump.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,6 +213,68 @@ dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_
                              i / 2 % d->tap_width);
     }
     return DSPARK_OK;
+}
+
+/* Four sums side by side; the order is fixed, so batches do not change the result. */
+static double sum_squares(const unsigned char *row, size_t n)
+{
+    double lanes[4] = {0};
+    size_t i;
+    for (i = 0; i < n; i++) {
+        uint16_t half;
+        uint32_t word;
+        float value;
+        memcpy(&half, row + 2 * i, sizeof half);
+        word = (uint32_t)half << 16;
+        memcpy(&value, &word, sizeof value);
+        lanes[i % 4] += (double)value * (double)value;
+    }
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+void dump_stats_add(dump_stats *s, const dump *d, uint64_t first, uint64_t n)
+{
+    size_t bytes = (size_t)d->tap_width * 2;
+    uint64_t r;
+    uint32_t t, u;
+    for (r = first; r < first + n; r++) {
+        const unsigned char *row = d->taps + (size_t)r * d->stride;
+        for (t = 0; t < d->n_taps; t++) {
+            s->squares[t] += sum_squares(row + t * bytes, d->tap_width);
+            for (u = t + 1; u < d->n_taps; u++)
+                if (!s->differ[t][u])
+                    s->differ[t][u] = memcmp(row + t * bytes, row + u * bytes, bytes) != 0;
+        }
+        if (r && memcmp(row, row - d->stride, d->row_bytes) == 0 && s->n_repeated++ == 0)
+            s->first_repeated = r;
+        s->n_rows++;
+    }
+}
+
+double dump_stats_rms(const dump_stats *s, const dump *d, uint32_t tap)
+{
+    double n = (double)s->n_rows * d->tap_width;
+    return n > 0 ? sqrt(s->squares[tap] / n) : 0;
+}
+
+size_t dump_stats_warn(const dump_stats *s, const dump *d, char texts[DUMP_MAX_WARNINGS][160])
+{
+    size_t n = 0;
+    uint32_t t, u;
+    if (s->n_repeated)
+        snprintf(texts[n++], sizeof texts[0], "%" PRIu64 " row%s equal to the row before (first: "
+                 "row %" PRIu64 "): was the dump padded, or written twice?", s->n_repeated,
+                 s->n_repeated == 1 ? " is" : "s are", s->first_repeated);
+    for (t = 0; t < d->n_taps && n < DUMP_MAX_WARNINGS; t++)
+        if (s->squares[t] == 0)
+            snprintf(texts[n++], sizeof texts[0], "tap %u is zero in every row: it was not filled",
+                     t);
+    for (t = 0; t < d->n_taps; t++)
+        for (u = t + 1; u < d->n_taps && n < DUMP_MAX_WARNINGS; u++)
+            if (!s->differ[t][u] && s->squares[t] != 0)
+                snprintf(texts[n++], sizeof texts[0], "taps %u and %u are equal in every row: the "
+                         "same layer was dumped twice", t, u);
+    return n;
 }
 
 dspark_status dump_start(const dump *d, int given, uint64_t asked, uint64_t *start,

@@ -43,6 +43,23 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
 void dump_forget_rows(const dump *d, uint64_t first, uint64_t n);
 void dump_close(dump *d);
 
+/* What the taps look like, row by row: enough to see a dump whose taps were never filled, filled
+ * twice, or whose rows stand still. */
+typedef struct dump_stats {
+    uint64_t n_rows;
+    double squares[DSPARK_MAX_TAPS];
+    unsigned char differ[DSPARK_MAX_TAPS][DSPARK_MAX_TAPS]; /* [t][u], t < u: in some row */
+    uint64_t n_repeated;     /* rows that are equal to the row before them */
+    uint64_t first_repeated;
+} dump_stats;
+/* Rows must come in order. */
+void dump_stats_add(dump_stats *s, const dump *d, uint64_t first, uint64_t n);
+/* Root mean square of one tap. */
+double dump_stats_rms(const dump_stats *s, const dump *d, uint32_t tap);
+#define DUMP_MAX_WARNINGS 8
+/* What deserves a look; returns how many of `texts` were filled. */
+size_t dump_stats_warn(const dump_stats *s, const dump *d, char texts[DUMP_MAX_WARNINGS][160]);
+
 /* A digest of rows that does not depend on how they are cut into batches:
  *   chain = 32 zero digits; for each row: chain = digest(chain | digest(row)), as hex text. */
 typedef struct row_digest {

@@ -3,7 +3,7 @@
 #include "inspect.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,6 +140,8 @@ static void print_taps(const json_t *config)
 static void print_heads(const json_t *doc, const json_t *config)
 {
     const char *state = text_of(doc, "confidence_head");
+    int cut = is_true(config, "context_only");
+    if (cut && strcmp(state, "absent") == 0) state = "not in this cut";
     begin_line("heads");
     printf("Markov %s", text_of(config, "markov_head_type"));
     put_count(", rank ", uint_of(config, "markov_rank"), "");
@@ -147,7 +149,9 @@ static void print_heads(const json_t *doc, const json_t *config)
     if (is_true(config, "enable_confidence_head"))
         printf(" (reads the hidden state%s)",
                is_true(config, "confidence_head_with_markov") ? " and the Markov embedding" : "");
-    if (*text_of(doc, "embed_tokens"))
+    if (cut && strcmp(text_of(doc, "lm_head"), "absent") == 0)
+        printf("; embed_tokens and lm_head not in this cut");
+    else if (*text_of(doc, "embed_tokens"))
         printf("; embed_tokens %s, lm_head %s%s", text_of(doc, "embed_tokens"),
                text_of(doc, "lm_head"),
                strcmp(text_of(doc, "lm_head"), "absent") == 0 ? " (the target's)" : "");
@@ -161,7 +165,8 @@ static void print_config(const json_t *doc)
     begin_line("geometry");
     put_count("hidden ", uint_of(config, "hidden_size"), "");
     put_count(", intermediate ", uint_of(config, "intermediate_size"), "");
-    put_count(", ", uint_of(config, "num_hidden_layers"), " layers");
+    put_count(", ", uint_of(config, "num_hidden_layers"),
+              uint_of(config, "num_hidden_layers") == 1 ? " layer" : " layers");
     put_count(", ", uint_of(config, "num_attention_heads"), " heads");
     put_count(", vocabulary ", uint_of(config, "vocab_size"), "\n");
     begin_line("MLA");
@@ -228,6 +233,8 @@ typedef struct tensor_group {
     long first_layer, last_layer; /* -1: no layers */
     uint64_t nonfinite, zero_rows;
     double absmax;
+    double squares; /* of the tensors' own root mean squares; they have one shape */
+    long n_deep;
     int deep;
 } tensor_group;
 
@@ -240,6 +247,8 @@ static void add_to_group(tensor_group *g, const json_t *tensor)
     g->nonfinite += uint_of(deep, "nonfinite");
     g->zero_rows += uint_of(deep, "zero_rows");
     if (absmax > g->absmax) g->absmax = absmax;
+    g->squares += real_of(deep, "rms") * real_of(deep, "rms");
+    g->n_deep++;
 }
 
 /* The group that begins at `row`; its other members are marked in `shown`. Only a run of layers
@@ -298,6 +307,8 @@ static void cell_group(out_table *t, const tensor_group *g, int deep)
     out_table_cell(t, g->deep ? "%" PRIu64 : "", g->nonfinite);
     out_table_cell(t, g->deep ? "%" PRIu64 : "", g->zero_rows);
     out_table_cell(t, g->deep ? "%.4g" : "", g->absmax);
+    out_table_cell(t, g->deep ? "%.4g" : "",
+                   g->n_deep ? sqrt(g->squares / (double)g->n_deep) : 0.0);
 }
 
 static int print_tensors(const json_t *doc)
@@ -320,7 +331,7 @@ static int print_tensors(const json_t *doc)
         printf(" (optional ones included)");
     }
     putchar('\n');
-    out_table_init(&t, deep ? "lllrlrrr" : "lllrl");
+    out_table_init(&t, deep ? "lllrlrrrr" : "lllrl");
     out_table_cell(&t, "name");
     out_table_cell(&t, "dtype");
     out_table_cell(&t, "shape");
@@ -330,6 +341,7 @@ static int print_tensors(const json_t *doc)
         out_table_cell(&t, "not finite");
         out_table_cell(&t, "zero rows");
         out_table_cell(&t, "largest");
+        out_table_cell(&t, "rms");
     }
     for (i = 0; i < n; i++) {
         tensor_group g;
@@ -392,7 +404,8 @@ static void print_quantisation(const json_t *doc)
     json_object_foreach((json_t *)schemes, key, value) {
         printf("%s", n++ ? ", " : "");
         out_text(stdout, key);
-        printf(" in %" JSON_INTEGER_FORMAT " modules", json_integer_value(value));
+        printf(" in %" JSON_INTEGER_FORMAT " module%s", json_integer_value(value),
+               json_integer_value(value) == 1 ? "" : "s");
     }
     if (*text_of(quant, "config_method")) {
         printf("%sconfig says ", n ? "; " : "");
@@ -439,8 +452,10 @@ int inspect_print(const json_t *doc)
     if (json_is_object(deep)) {
         begin_line("deep");
         put_bytes("", uint_of(deep, "bytes"), " read");
-        put_count(", ", uint_of(deep, "nonfinite"), " values not finite");
-        put_count(", ", uint_of(deep, "zero_rows"), " rows of zeros\n");
+        put_count(", ", uint_of(deep, "nonfinite"),
+                  uint_of(deep, "nonfinite") == 1 ? " value not finite" : " values not finite");
+        put_count(", ", uint_of(deep, "zero_rows"),
+                  uint_of(deep, "zero_rows") == 1 ? " row of zeros\n" : " rows of zeros\n");
     }
     print_sentences("warnings", json_object_get(doc, "warnings"));
     print_problems(doc);

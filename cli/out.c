@@ -91,7 +91,8 @@ void out_add_path(dspark_error *err, const char *path)
     char where[sizeof err->where];
     size_t n = strlen(path);
     /* "m" is in front of "m/config.json", not of "model.safetensors". */
-    if (strncmp(err->where, path, n) == 0 && (!err->where[n] || strchr("/:", err->where[n]))) return;
+    if (strncmp(err->where, path, n) == 0 && (!err->where[n] || strchr("/:", err->where[n])))
+        return;
     memcpy(where, err->where, sizeof where);
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }
@@ -165,7 +166,7 @@ dspark_status out_check_interrupt(dspark_error *err)
 
 /* ---- text ---- */
 
-/* Bytes of the well-formed UTF-8 sequence at s, which ends with a zero byte; 0 when there is none. */
+/* Bytes of the well-formed UTF-8 sequence at s (a zero byte ends it); 0 when there is none. */
 static size_t utf8_length(const unsigned char *s)
 {
     size_t need, i;
@@ -327,7 +328,7 @@ void out_table_cell(out_table *table, const char *fmt, ...)
 
 int out_table_print(out_table *table, int indent)
 {
-    size_t i, c, width[32] = {0};
+    size_t i, c, owed = 0, width[32] = {0};
     int failed = table->failed;
     for (i = 0; i < table->n_cells; i++) {
         size_t length = strlen(table->cells[i]);
@@ -336,20 +337,21 @@ int out_table_print(out_table *table, int indent)
     }
     for (i = 0; !failed && i < table->n_cells; i++) {
         const char *cell = table->cells[i];
-        size_t pad, k;
+        size_t pad;
         c = i % table->n_columns;
         pad = c < 32 ? width[c] - strlen(cell) : 0;
-        if (c == 0)
-            for (k = 0; k < (size_t)indent; k++) putchar(' ');
-        else
-            fputs("  ", stdout);
-        if (table->align[c] == 'r')
-            for (k = 0; k < pad; k++) putchar(' ');
-        out_text(stdout, cell);
-        if (c + 1 == table->n_columns)
+        /* Spaces are owed until something stands behind them, so that no line ends with one. */
+        owed += c == 0 ? (size_t)indent : 2;
+        if (table->align[c] == 'r') owed += pad;
+        if (*cell) {
+            for (; owed; owed--) putchar(' ');
+            out_text(stdout, cell);
+        }
+        if (table->align[c] != 'r') owed += pad;
+        if (c + 1 == table->n_columns) {
             putchar('\n');
-        else if (table->align[c] != 'r')
-            for (k = 0; k < pad; k++) putchar(' ');
+            owed = 0;
+        }
     }
     for (i = 0; i < table->n_cells; i++) free(table->cells[i]);
     free(table->cells);

@@ -236,6 +236,13 @@ static int print_digest(const engine *e, const paged_cache *c, int sequence)
     return 1;
 }
 
+static dspark_status fail_nomem(const char *what, dspark_error *err)
+{
+    *err = (dspark_error){.code = DSPARK_ENOMEM, .message = "out of memory"};
+    snprintf(err->where, sizeof err->where, "%s", what);
+    return DSPARK_ENOMEM;
+}
+
 static dspark_status open_engine(engine *e, const char *path, dspark_error *err)
 {
     static const dspark_parallel threads = {NULL, run_parallel};
@@ -256,7 +263,8 @@ static dspark_status open_engine(engine *e, const char *path, dspark_error *err)
         e->taps[s] = malloc(e->n_rows * e->row_bytes);
         if (e->taps[s]) make_taps(e, s);
     }
-    return e->step_taps && e->taps[0] && e->taps[1] ? DSPARK_OK : DSPARK_ENOMEM;
+    if (e->step_taps && e->taps[0] && e->taps[1]) return DSPARK_OK;
+    return fail_nomem("taps", err);
 }
 
 int main(int argc, char **argv)
@@ -276,7 +284,7 @@ int main(int argc, char **argv)
     st = open_engine(&e, argv[1], &err);
     if (st == DSPARK_OK && (!make_cache(&together, e.config, e.n_rows) ||
                             !make_cache(&alone, e.config, e.n_rows)))
-        st = DSPARK_ENOMEM;
+        st = fail_nomem("the engine's cache", &err);
     if (st == DSPARK_OK) st = run_together(&e, &together, &err);
     if (st == DSPARK_OK) st = run_alone(&e, &alone, &err);
     if (st == DSPARK_OK) {

@@ -21,11 +21,14 @@ int main(int argc, char **argv)
     if (dspark_cache_create(&cache, model, DSPARK_CACHE_BF16, BLOCK, 1, NULL, &err) != DSPARK_OK)
         goto done;
 
-    /* Your engine's part: bf16 hidden states, T taps side by side, and where each row belongs. */
+    /* Your engine's part: bf16 hidden states, T taps side by side, and where each entry belongs. */
     const dspark_config *config = dspark_model_config(model);
     const size_t row = (size_t)config->n_taps * config->tap_width;
     int64_t positions[N], slots[N];
-    if (!(taps = malloc(N * row * sizeof *taps))) goto done;
+    if (!(taps = malloc(N * row * sizeof *taps))) {
+        err = (dspark_error){.code = DSPARK_ENOMEM, .where = "taps", .message = "out of memory"};
+        goto done;
+    }
     for (size_t i = 0; i < N * row; i++) taps[i] = (uint16_t)(0x3f80 + i % 64); /* 1 to 1.5 */
     for (int i = 0; i < N; i++) positions[i] = slots[i] = i;
 
@@ -38,7 +41,8 @@ int main(int argc, char **argv)
     batch.slots = slots;
     if (dspark_context_run(ctx, &batch, dspark_cache_get_view(cache), &info, &err) != DSPARK_OK)
         goto done;
-    printf("%zu rows, %zu entries in %u layers\n", info.n_rows, info.n_written, config->n_layers);
+    printf("%zu positions, %zu entries in %u layers\n", info.n_rows, info.n_written,
+           config->n_layers);
     status = 0;
 done:
     if (status) fprintf(stderr, "%s: %s\n", err.where, err.message);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
 #include "support/run_cli.h"
 
 static const char *const commands[] = {"inspect", "synth", "context", "compare", "bench"};
@@ -308,23 +309,158 @@ static void test_inspect_escapes(void **state)
 
 /* ---- bench ---- */
 
+static double number_in(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value)) print_error("no number '%s'\n", key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static int drifts(const json_t *pair)
+{
+    double a = json_number_value(json_array_get(pair, 0));
+    double b = json_number_value(json_array_get(pair, 1));
+    assert_int_equal(json_array_size(pair), 2);
+    assert_true(a > 0 && b > 0);
+    return a > 1.25 * b || b > 1.25 * a;
+}
+
+/* The verdict follows from the conditions in the same document, whatever this machine is doing. */
+static void check_verdict(const json_t *doc)
+{
+    const json_t *hot = json_object_get(doc, "hot_read_gbs"), *load = json_object_get(doc, "load");
+    const json_t *steal = json_object_get(doc, "steal_percent");
+    size_t n = json_array_size(json_object_get(doc, "reasons")), expected = 0;
+    double most = json_number_value(json_array_get(load, 0));
+    json_t *rows = json_object_get(doc, "rows"), *row, *pair;
+    const json_t *cache = json_object_get(doc, "last_level_cache_bytes");
+    const char *name;
+    size_t i, n_cold = 0;
+    if (json_number_value(json_array_get(load, 1)) > most)
+        most = json_number_value(json_array_get(load, 1));
+    expected += drifts(json_object_get(doc, "compute_gflops"));
+    expected += drifts(json_object_get(doc, "read_gbs"));
+    json_object_foreach((json_t *)hot, name, pair) expected += drifts(pair);
+    expected += most > number_in(doc, "processors") + 0.5;
+    expected += json_is_number(steal) && json_number_value(steal) > 1;
+    json_array_foreach(rows, i, row)
+        n_cold += strcmp(json_string_value(json_object_get(row, "weights")), "cold") == 0;
+    expected += n_cold && json_is_integer(cache) &&
+                number_in(doc, "buffer_bytes") < json_number_value(cache);
+    assert_int_equal(n, expected);
+    assert_true(json_is_boolean(json_object_get(doc, "reliable")));
+    assert_int_equal(json_is_true(json_object_get(doc, "reliable")), n == 0);
+}
+
+static void test_bench_verdict(void **state)
+{
+    static const struct {
+        double compute[2], read[2], hot[2], load[2], steal;
+        uint64_t cache;
+        size_t n_reasons;
+        const char *says;
+    } cases[] = {
+        {{100, 124}, {10, 8.1}, {0, 0}, {0, 2.4}, 0.9, 0, 0, ""},
+        {{100, 124}, {10, 8.1}, {50, 50}, {2.5, 0}, -1, 1000, 0, ""},
+        {{100, 126}, {10, 10}, {0, 0}, {0, 0}, 0, 0, 1, "compute 100 GFLOP/s before, 126 after"},
+        {{100, 100}, {10, 7.9}, {0, 0}, {0, 0}, 0, 0, 1, "read 10 GB/s before, 7.9 after"},
+        {{100, 100}, {10, 10}, {50, 70}, {0, 0}, 0, 0, 1, "full's size 50 GB/s before, 70"},
+        {{100, 100}, {10, 10}, {0, 0}, {2.6, 0}, 0, 0, 1, "load 2.60 on 2 processors"},
+        {{100, 100}, {10, 10}, {0, 0}, {0, 2.6}, 0, 0, 1, "load 2.60 on 2 processors"},
+        {{100, 100}, {10, 10}, {0, 0}, {0, 0}, 1.1, 0, 1, "steal 1.1%"},
+        {{100, 100}, {10, 10}, {0, 0}, {0, 0}, 0, 2000000, 1, "1 MB does not empty caches of 2 MB"},
+        {{100, 200}, {10, 20}, {10, 20}, {9, 9}, 9, 2000000, 6, "compute"},
+    };
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bench_row row = {.cells[DSPARK_PATH_FULL] = {.measured = 1, .cold = 1}};
+        bench_result r = {.n_processors = 2, .buffer_bytes = 1000000, .rows = &row, .n_rows = 1};
+        bench_verdict v;
+        memcpy(r.compute_gflops, cases[i].compute, sizeof r.compute_gflops);
+        memcpy(r.read_gbs, cases[i].read, sizeof r.read_gbs);
+        memcpy(r.hot_gbs[DSPARK_PATH_FULL], cases[i].hot, sizeof *r.hot_gbs);
+        memcpy(r.load, cases[i].load, sizeof r.load);
+        r.steal_percent = cases[i].steal;
+        r.cache_bytes = cases[i].cache;
+        bench_judge(&r, &v);
+        if (v.n_reasons != cases[i].n_reasons) print_error("case %zu: %s\n", i, v.reasons[0]);
+        assert_int_equal(v.n_reasons, cases[i].n_reasons);
+        assert_has(v.reasons[0], cases[i].says);
+        row.cells[DSPARK_PATH_FULL].cold = 0;
+        bench_judge(&r, &v); /* who reads from the cache needs no large buffer */
+        assert_int_equal(v.n_reasons, cases[i].n_reasons - (cases[i].cache > 1000000));
+    }
+}
+
+/* Cells of one row, by stage: bytes add up, ratios are those of the medians, and each cell is held
+ * against a limit that the document names. */
+static void check_stages(const json_t *doc, int n_stages, int cold)
+{
+    static const char *const names[] = {"onepass", "per-layer", "full", "taps->states",
+                                        "taps->cache onepass", "taps->cache full"};
+    const json_t *rows = json_object_get(doc, "rows"), *hot = json_object_get(doc, "hot_read_gbs");
+    const json_t *read = json_object_get(doc, "read_gbs"), *cells[6];
+    int s;
+    assert_int_equal(json_array_size(rows), n_stages);
+    assert_int_equal(json_object_size(hot), cold ? 0 : n_stages);
+    for (s = 0; s < n_stages; s++) {
+        const json_t *pair = cold ? read : json_object_get(hot, names[s]);
+        double a = json_number_value(json_array_get(pair, 0));
+        double b = json_number_value(json_array_get(pair, 1));
+        cells[s] = json_array_get(rows, (size_t)s);
+        assert_string_equal(json_string_value(json_object_get(cells[s], "stage")), names[s]);
+        assert_string_equal(json_string_value(json_object_get(cells[s], "weights")),
+                            cold ? "cold" : "hot");
+        assert_float_equal(number_in(cells[s], "read_gbs"), a > b ? a : b, 0);
+        assert_true(number_in(cells[s], "p50_seconds") > 0);
+        if (s == 3) {
+            assert_null(json_object_get(cells[s], "ratio_to_onepass"));
+        } else {
+            double ratio = number_in(cells[s], "p50_seconds") /
+                           number_in(cells[s < 3 ? 0 : 4], "p50_seconds");
+            assert_float_equal(number_in(cells[s], "ratio_to_onepass"), ratio, 1e-9 * ratio);
+        }
+    }
+    assert_true(number_in(cells[2], "bytes") > number_in(cells[1], "bytes"));
+    if (n_stages < 6) return;
+    for (s = 4; s < 6; s++) /* the states between are neither read nor written in memory */
+        assert_float_equal(number_in(cells[s], "flops"),
+                           number_in(cells[3], "flops") + number_in(cells[s == 4 ? 0 : 2], "flops"),
+                           0);
+    assert_true(number_in(cells[4], "bytes") > number_in(cells[3], "bytes"));
+    assert_true(number_in(cells[5], "bytes") > number_in(cells[4], "bytes"));
+}
+
+/* Lines of a table must not end in spaces, and no number may have lost all its digits. */
+static void check_text(const char *text)
+{
+    assert_null(strstr(text, " \n"));
+    assert_null(strstr(text, " 0.0 "));
+    assert_null(strstr(text, "1 threads"));
+    assert_has(text, "\npositions");
+    assert_has(text, "read of 1.0 MB (cold) ");
+}
+
 static void test_bench(void **state)
 {
-    static const char args[] = "bench --preset tiny --tokens 4,1 --repeat 3 --buffer 1M --threads 2 "
-                               "--csv b.csv --svg b.svg";
+    static const char args[] = "bench --preset tiny --tokens 4,1 --repeat 3 --buffer 1M "
+                               "--threads 2 --csv b.csv --svg b.svg";
     cli_result r = run_cli("%s", args);
     char *text, *c;
     size_t n_lines = 0;
-    json_t *doc, *rows;
+    json_t *doc;
     (void)state;
     assert_int_equal(r.code, 0);
     assert_has(r.out, "roofline");
     assert_has(r.out, "GFLOP/s");
+    check_text(r.out);
     assert_false(folder_has("dspark-bench")); /* the made checkpoint is gone */
     text = read_in_folder("b.csv");
     assert_non_null(text);
     for (c = text; *c; c++) n_lines += *c == '\n';
-    assert_int_equal(n_lines, 1 + 2 * 4);
+    assert_int_equal(n_lines, 1 + 2 * 6);
     free(text);
     text = read_in_folder("b.svg");
     assert_non_null(text);
@@ -336,11 +472,19 @@ static void test_bench(void **state)
     r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 1M --hot --no-states --json");
     assert_int_equal(r.code, 0);
     doc = parse(&r);
-    rows = json_object_get(doc, "rows");
-    assert_int_equal(json_array_size(rows), 3);
-    assert_true(json_real_value(json_object_get(json_array_get(rows, 0), "p50_seconds")) > 0);
-    assert_true(json_real_value(json_object_get(json_array_get(rows, 2), "ratio_to_onepass")) > 0);
+    check_stages(doc, 3, 0);
+    check_verdict(doc);
     json_decref(doc);
+    r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 16M --threads 1 --json");
+    assert_int_equal(r.code, 0);
+    doc = parse(&r);
+    check_stages(doc, 6, 1);
+    check_verdict(doc);
+    json_decref(doc);
+    r = run_cli("bench tiny --tokens 2 --repeat 2 --buffer 16M --threads 1 --hot");
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, ", 1 thread of ");
+    assert_has(r.out, "(hot taps->cache full) ");
     r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 1M --path full --no-states --json");
     assert_int_equal(r.code, 0);
     doc = parse(&r);
@@ -375,6 +519,7 @@ int main(void)
         cmocka_unit_test(test_inspect_others),
         cmocka_unit_test(test_inspect_escapes),
         cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_verdict),
         cmocka_unit_test(test_full_stdout),
     };
     return cmocka_run_group_tests(tests, make_tiny, remove_all);

@@ -57,8 +57,8 @@ typedef struct surroundings {
     int ignore;     /* a signal, 0 for none */
 } surroundings;
 
-/* Run with whole arguments (spaces, any byte); ends with NULL. Its words are in the files "said" and
- * "told" of the folder; returns the exit code or -signal. */
+/* Run with whole arguments (spaces, any byte); ends with NULL. Its words are in the files "said"
+ * and "told" of the folder; returns the exit code or -signal. */
 static int run_in(surroundings s, const char *const *words)
 {
     char *argv[24];
@@ -132,7 +132,10 @@ static void test_output_onto_input(void **state)
     char *before[2], args[400];
     size_t i, k, n[2], m;
     (void)state;
-    for (k = 0; k < 2; k++) assert_non_null(before[k] = read_whole_file(in_folder(targets[k]), &n[k]));
+    for (k = 0; k < 2; k++) {
+        before[k] = read_whole_file(in_folder(targets[k]), &n[k]);
+        assert_non_null(before[k]);
+    }
     for (i = 0; i < sizeof runs / sizeof *runs; i++) {
         for (k = 0; k < 2; k++) {
             char *after;
@@ -257,8 +260,8 @@ static void test_file_size_limit(void **state)
         {"context", "tiny", "--taps", "dump.st", "--out", "limited.st", NULL},
         {"synth", "--dump", "limited.st", "--for", "tiny", "--tokens", "9999", NULL},
         {"synth", "limited", "--preset", "tiny", NULL},
-        {"bench", "tiny", "--tokens", "1", "--repeat", "1", "--buffer", "1M", "--csv", "limited.csv",
-         NULL},
+        {"bench", "tiny", "--tokens", "1", "--repeat", "1", "--buffer", "1M", "--csv",
+         "limited.csv", NULL},
     };
     surroundings s = usual;
     size_t i;

@@ -23,12 +23,19 @@ import statistics
 import sys
 import time
 
-import torch
-import torch.nn.functional as F
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BLOCK = 64  # entries in a block of the paged caches
 SLOTS = 4096
+
+
+def import_torch():
+    """Late, so that --help works without it and its absence is one line."""
+    global torch, F
+    try:
+        import torch
+        import torch.nn.functional as F
+    except ImportError as e:
+        sys.exit(f"pytorch_context.py: PyTorch cannot be imported ({e}); python3 -m pip install torch")
 
 
 # ---- the model's shapes and weights, for PyTorch -------------------------------------------------
@@ -276,13 +283,14 @@ def main():
     p.add_argument("--library", default=os.path.join(ROOT, "build", "release", "libdspark.so"))
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--isa", choices=list(Dspark.ISAS), default="auto")
-    p.add_argument("--n", default="1,8,16,32,64,512", help="rows, separated by commas")
+    p.add_argument("--n", default="1,8,16,32,64,512", help="positions of a call, separated by commas")
     p.add_argument("--reps", type=int, default=15)
     p.add_argument("--flush-mb", type=int, default=512, help="bytes streamed before each timed call; 0 = warm weights")
     p.add_argument("--settle-ms", type=float, default=10.0)
     p.add_argument("--csv", help="write all figures to this file")
     a = p.parse_args()
 
+    import_torch()
     torch.set_num_threads(a.threads)
     torch.set_grad_enabled(False)
     config = {}

@@ -134,6 +134,9 @@ static dspark_status locate(const char *path, int *folder, char name[256], dspar
     if (*folder < 0)
         return dspark__fail_errno(err, path, "its folder cannot be opened", error_number);
     snprintf(name, 256, "%s", base);
+    if (ends_with(name, ".json") && !ends_with(name, INDEX_SUFFIX) && exists(*folder, name))
+        return dspark__fail(err, DSPARK_EFORMAT, path,
+                            "a JSON file, not tensors: give the directory that holds it");
     return DSPARK_OK;
 }
 

@@ -489,6 +489,7 @@ static dspark_status parse_object(const dspark__cfg *g)
     if ((st = read_causality(g, dflash)) != DSPARK_OK) return st;
     if ((st = read_parts(g)) != DSPARK_OK) return st;
     if ((st = read_quantisation(g)) != DSPARK_OK) return st;
+    if ((st = dspark__cfg_note_unknown(g)) != DSPARK_OK) return st;
     st = dspark__config_check(c, g->source, g->err);
     if (st == DSPARK_EINVAL) {
         /* the struct came from a file, so the file is at fault, not a caller */

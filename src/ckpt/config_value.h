@@ -46,4 +46,7 @@ dspark_status dspark__cfg_object(const dspark__cfg *g, const char *key, const js
 /* config_rope.c: rope_parameters, rope_scaling and rope_theta into doc->config. */
 dspark_status dspark__cfg_rope(const dspark__cfg *g);
 
+/* config_keys.c: a note with the keys that nobody here knows; none when there are none. */
+dspark_status dspark__cfg_note_unknown(const dspark__cfg *g);
+
 #endif

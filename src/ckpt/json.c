@@ -201,3 +201,37 @@ char *dspark__json_text(const json_t *value, size_t flags)
     text[n] = 0;
     return text;
 }
+
+/* Digits with which every real number in `value`, which is `depth` levels deep at most, is itself
+ * again; at least 6. */
+static size_t digits_needed(const json_t *value, unsigned depth)
+{
+    size_t digits = 6, more, i;
+    const char *key;
+    json_t *item;
+
+    if (json_is_real(value)) {
+        double v = json_real_value(value);
+        for (; digits < 17; digits++) {
+            char text[40];
+            snprintf(text, sizeof text, "%.*g", (int)digits, v);
+            if (strtod(text, NULL) == v) break;
+        }
+        return digits;
+    }
+    if (depth == 0) return 17;
+    json_array_foreach((json_t *)(uintptr_t)value, i, item) {
+        more = digits_needed(item, depth - 1);
+        if (more > digits) digits = more;
+    }
+    json_object_foreach((json_t *)(uintptr_t)value, key, item) {
+        more = digits_needed(item, depth - 1);
+        if (more > digits) digits = more;
+    }
+    return digits;
+}
+
+char *dspark__json_short_text(const json_t *value, size_t flags)
+{
+    return dspark__json_text(value, flags | JSON_REAL_PRECISION(digits_needed(value, MAX_DEPTH)));
+}

@@ -60,5 +60,8 @@ dspark_status dspark__json_load(json_t **out, const char *text, size_t n_bytes, 
 /* The text of a value (jansson's JSON_* flags), freed with free(); NULL when memory runs out. Not
  * json_dumps: jansson 2.14 leaves text out without a word when its buffer cannot grow. */
 char *dspark__json_text(const json_t *value, size_t flags);
+/* The same with real numbers in as few digits as give the same numbers back: 1e-05, not
+ * 1.0000000000000001e-05. The number that needs most digits decides for the whole document. */
+char *dspark__json_short_text(const json_t *value, size_t flags);
 
 #endif

@@ -389,6 +389,24 @@ static dspark_status check_layout(const dspark__st_file *f, dspark__st_list *lis
     return DSPARK_OK;
 }
 
+/* What a clone without git-lfs has in the place of a large file. */
+static int is_lfs_pointer(const dspark__st_file *f)
+{
+    static const char begin[] = "version https://git-lfs";
+    char text[sizeof begin - 1];
+
+    return f->size >= sizeof text && f->size < 4096 &&
+           dspark__st_read(f->fd, f->name, 0, text, sizeof text, NULL) == DSPARK_OK &&
+           memcmp(text, begin, sizeof text) == 0;
+}
+
+static int is_text(const unsigned char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (p[i] >= 0x7f || (p[i] < 0x20 && !strchr("\t\n\r", p[i])) || p[i] == 0) return 0;
+    return 1;
+}
+
 dspark_status dspark__st_open(dspark__st_file *f, int folder, const char *name,
                               dspark__st_list *list, dspark_error *err)
 {
@@ -400,6 +418,11 @@ dspark_status dspark__st_open(dspark__st_file *f, int folder, const char *name,
     *f = (dspark__st_file){.fd = -1};
     if (!(f->name = strdup(name))) return dspark__fail_nomem(err, "a file name", strlen(name) + 1);
     if ((st = dspark__st_open_regular(folder, name, &f->fd, &f->size, err)) != DSPARK_OK) goto fail;
+    if (is_lfs_pointer(f)) {
+        st = dspark__fail(err, DSPARK_EFORMAT, name,
+                          "a git-lfs pointer, not the tensors: fetch the file itself (git lfs pull)");
+        goto fail;
+    }
     if (f->size < 8) {
         st = dspark__fail(err, DSPARK_EFORMAT, name,
                           "%llu bytes are too few: the header's length alone takes 8",
@@ -408,6 +431,12 @@ dspark_status dspark__st_open(dspark__st_file *f, int folder, const char *name,
     }
     if ((st = dspark__st_read(f->fd, name, 0, prefix, sizeof prefix, err)) != DSPARK_OK) goto fail;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | prefix[i];
+    if (header_bytes > DSPARK__ST_MAX_HEADER && is_text(prefix, sizeof prefix)) {
+        st = dspark__fail(err, DSPARK_EFORMAT, name,
+                          "looks like text, not safetensors: it begins with \"%.8s\"",
+                          (const char *)prefix);
+        goto fail;
+    }
     if (header_bytes > DSPARK__ST_MAX_HEADER) {
         st = dspark__fail(err, DSPARK_EFORMAT, name,
                           "a header of %llu bytes is declared, the limit is %u",

@@ -233,26 +233,6 @@ static dspark_status apply_settings(json_t *root, const char *const *settings, s
     return follow_leaders(root, settings, n, err);
 }
 
-/* With as few digits as give the same numbers back: 1e-05 rather than 1.0000000000000001e-05. NULL
- * when memory runs out. */
-static char *dump_config(const json_t *root)
-{
-    for (size_t digits = 6; digits <= 17; digits++) {
-        char *text = dspark__json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
-        json_t *back = NULL;
-        dspark_status st;
-        int same;
-        if (!text) return NULL;
-        st = dspark__json_load(&back, text, strlen(text), JSON_DEPTH, "config", NULL);
-        same = st == DSPARK_OK && json_equal(back, root);
-        json_decref(back);
-        if (same) return text;
-        free(text);
-        if (st == DSPARK_ENOMEM) return NULL;
-    }
-    return NULL;
-}
-
 static size_t find_preset(const char *name)
 {
     size_t n = sizeof presets / sizeof *presets, i;
@@ -290,7 +270,7 @@ dspark_status dspark__synth_config_make(dspark__synth_config *out, const dspark_
         st = dspark__fail_nomem(err, "the config", 0);
         goto done;
     }
-    text = dump_config(root);
+    text = dspark__json_short_text(root, JSON_INDENT(2));
     n = text ? strlen(text) : 0;
     longer = text ? realloc(text, n + 2) : NULL;
     if (!longer) {

@@ -172,6 +172,32 @@ static int look_at_path(inspector *k)
     return 0;
 }
 
+/* A file that belongs to this project and is no checkpoint: what it is, and who takes it. */
+static int look_at_own(inspector *k)
+{
+    static const struct {
+        const char *id, *first, *second, *text;
+    } rows[] = {
+        {"dump", "hidden_states", "token_ids",
+         "a hidden-state dump, not a checkpoint: the input of context KV"},
+        {"cache", "layers.0.kv_cache", "slot_mapping",
+         "latent caches of every layer, not a checkpoint: the output of context KV"},
+        {"states", "states", "positions",
+         "context states, not a checkpoint: the projected rows of a dump"},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!dspark__checkpoint_find(k->ckpt, rows[i].first) ||
+            !dspark__checkpoint_find(k->ckpt, rows[i].second))
+            continue;
+        k->container = rows[i].id;
+        add_problem(k, DSPARK_EUNSUPPORTED, NULL, rows[i].text);
+        judge(k, DSPARK_RECOGNISED, dspark__checkpoint_file_name(k->ckpt, 0), rows[i].text);
+        return 1;
+    }
+    return 0;
+}
+
 static dspark_status look_at_files(inspector *k, dspark_error *err)
 {
     dspark_error e;
@@ -188,6 +214,7 @@ static dspark_status look_at_files(inspector *k, dspark_error *err)
     st = dspark__checkpoint_open(&k->ckpt, k->path, &e);
     if ((st = take_error(k, st, &e, 0, err)) != DSPARK_OK) return st;
     if (k->ckpt && (st = dspark__modules_make(&k->modules, k->ckpt, err)) != DSPARK_OK) return st;
+    if (k->ckpt && look_at_own(k)) return DSPARK_OK;
     return dspark__family_detect(&k->family, k->config_text, k->n_config, k->ckpt, err);
 }
 
@@ -270,10 +297,23 @@ static json_t *stats_section(const dspark__tensor_stats *s, int *oom)
     dspark__inspect_put(oom, o, "nonfinite", dspark__inspect_u64(s->nonfinite));
     dspark__inspect_put(oom, o, "rows", dspark__inspect_u64(s->rows));
     dspark__inspect_put(oom, o, "zero_rows", dspark__inspect_u64(s->zero_rows));
-    dspark__inspect_put(oom, o, "min", s->has_range ? json_real(s->min) : json_null());
-    dspark__inspect_put(oom, o, "max", s->has_range ? json_real(s->max) : json_null());
-    dspark__inspect_put(oom, o, "absmax", s->has_range ? json_real(a) : json_null());
+    dspark__inspect_put(oom, o, "min", s->has_range ? dspark__inspect_real(s->min) : json_null());
+    dspark__inspect_put(oom, o, "max", s->has_range ? dspark__inspect_real(s->max) : json_null());
+    dspark__inspect_put(oom, o, "absmax", s->has_range ? dspark__inspect_real(a) : json_null());
+    dspark__inspect_put(oom, o, "rms",
+                        s->has_range ? dspark__inspect_real((double)(float)s->rms) : json_null());
     return o;
+}
+
+/* Weights without which nothing works. Heads that may rightly be zero (no Markov correction, no
+ * confidence) are not among them. */
+static int is_projection(const inspector *k, const dspark_tensor *t)
+{
+    dspark__arrival a[2];
+
+    if (!k->doc || !dspark__names_map(t->name, &k->doc->config, a)) return 0;
+    if (strcmp(a[0].suffix, "weight") != 0) return 0;
+    return a[0].target < DSPARK__T_MARKOV_W1 || a[0].target > DSPARK__T_CONFIDENCE;
 }
 
 static void judge_stats(inspector *k, const dspark_tensor *t, const dspark__tensor_stats *s)
@@ -285,6 +325,15 @@ static void judge_stats(inspector *k, const dspark_tensor *t, const dspark__tens
                  (unsigned long long)s->nonfinite, (unsigned long long)s->elements);
         add_problem(k, DSPARK_ENONFINITE, t->name, text);
         judge(k, DSPARK_BROKEN, t->name, text);
+    }
+    if (s->decoded && s->rows && s->zero_rows == s->rows && is_projection(k, t)) {
+        snprintf(text, sizeof text,
+                 "all %llu rows are zero: nothing was ever written here; a drafter cannot work "
+                 "with it",
+                 (unsigned long long)s->rows);
+        add_problem(k, DSPARK_EMODEL, t->name, text);
+        judge(k, DSPARK_RECOGNISED, t->name, text);
+        return;
     }
     if (s->zero_rows) {
         snprintf(text, sizeof text, "%.160s: %llu of %llu rows are all zero", t->name,
@@ -530,7 +579,7 @@ static char *make_document(inspector *k)
                         k->doc ? dspark__inspect_plan(&k->doc->config) : json_null());
     dspark__inspect_put(oom, root, "deep", k->deep ? json_incref(k->deep) : json_null());
     dspark__inspect_put(oom, root, "tensors", k->tensors ? json_incref(k->tensors) : json_array());
-    if (!*oom && !(text = dspark__json_text(root, JSON_INDENT(2) | JSON_ENSURE_ASCII))) *oom = 1;
+    if (!*oom && !(text = dspark__json_short_text(root, JSON_INDENT(2) | JSON_ENSURE_ASCII))) *oom = 1;
     json_decref(root);
     return text;
 }
@@ -551,7 +600,7 @@ static dspark_status inspect_path(inspector *k, dspark_error *err)
 
     if (look_at_path(k)) {
         if ((st = look_at_files(k, err)) != DSPARK_OK) return st;
-        if ((st = judge_family(k, err)) != DSPARK_OK) return st;
+        if (!k->container && (st = judge_family(k, err)) != DSPARK_OK) return st;
     }
     if (k->ckpt) {
         k->tensors = dspark__inspect_tensors(k->ckpt, &k->modules, k->doc ? &k->doc->config : NULL);
@@ -560,8 +609,10 @@ static dspark_status inspect_path(inspector *k, dspark_error *err)
         if (!k->oom && k->opts->deep && (st = read_deep(k, err)) != DSPARK_OK) return st;
     }
     if (!k->reason[0])
-        snprintf(k->reason, sizeof k->reason, "every tensor that %s needs is there and right",
-                 k->doc && k->doc->context_only ? "context KV" : "the config");
+        snprintf(k->reason, sizeof k->reason, "every tensor that %s needs is there%s",
+                 k->doc && k->doc->context_only ? "context KV" : "the config",
+                 k->opts->deep ? " and its data was read"
+                               : " with its shape and dtype; headers only, data not read");
     return DSPARK_OK;
 }
 

@@ -4,7 +4,8 @@
  * Keys of the document (null where nothing is known; keys are always there unless said otherwise):
  *   path, verdict ("usable" | "recognised" | "broken"), exit_code (0 | 1 | 3)
  *   reason        one line: what it is usable for, or what is wrong and what to do
- *   family        {id, variant, dialect, model_prefix, text}; id also "gguf", "pytorch", "none"
+ *   family        {id, variant, dialect, model_prefix, text}; id also "gguf", "pytorch", "none",
+ *                 and for files of this project "dump", "cache", "states"
  *   files         [{name, bytes}], config.json first when it is there
  *   config        {the keys of config.json after all rules; rope: {...}; context_only}
  *   notes         [text]: assumptions about the config
@@ -15,7 +16,8 @@
  *                 deep}]
  *                 target: where the bytes go, null for foreign names; shared_with: {target, shard}
  *                 for the second place of the same bytes; deep only when deep:
- *                 {elements, nonfinite, rows, zero_rows, min, max, absmax}, null for 4- and 6-bit
+ *                 {elements, nonfinite, rows, zero_rows, min, max, absmax, rms}, null for 4-
+ *                 and 6-bit
  *   totals        {tensors, parameters, bytes}; parameters counts elements
  *   expected      {tensors, parameters}: of the config's roster, optional tensors included
  *   quantisation  {config_method, schemes: {name: number of modules}}
@@ -53,6 +55,8 @@ void dspark__inspect_append(int *oom, json_t *array, json_t *value);
 /* A string; bytes that are not UTF-8 become '?'. s may be NULL: null. */
 json_t *dspark__inspect_text(const char *s);
 json_t *dspark__inspect_u64(uint64_t v);
+/* With the fewest digits that name it: as a float when it is one. */
+json_t *dspark__inspect_real(double v);
 
 /* inspect_parts.c: sections of the document. NULL when memory is short. */
 json_t *dspark__inspect_config(const dspark__config_doc *doc);
@@ -68,6 +72,7 @@ typedef struct dspark__tensor_stats {
     uint64_t elements, nonfinite, rows, zero_rows;
     int has_range;   /* some element is finite */
     double min, max; /* over the finite elements */
+    double rms;      /* the same */
 } dspark__tensor_stats;
 
 /* Reads in pieces and lets the pages go again; `step` hears the bytes of each piece (NULL: nobody),

@@ -1,5 +1,6 @@
-/* Reading all data of a tensor: non-finite values, rows of zeros, the range. Owns no memory; reads
- * the mapping piece by piece in file order. */
+/* Reading all data of a tensor: non-finite values, rows of zeros, the range and
+ * the root mean square. Owns no memory; reads the
+ * mapping piece by piece in file order. */
 #include <math.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@ typedef struct run_stats {
     uint64_t nonfinite;
     int nonzero, has_range;
     double min, max;
+    double squares; /* of the finite values */
 } run_stats;
 
 static void take_value(run_stats *r, double v)
@@ -26,6 +28,26 @@ static void take_value(run_stats *r, double v)
     if (!r->has_range || v < r->min) r->min = v;
     if (!r->has_range || v > r->max) r->max = v;
     r->has_range = 1;
+    r->squares += v * v;
+}
+
+/* Eight sums side by side, so that no addition waits for the one before it. */
+static double sum_squares(const unsigned char *p, uint64_t n)
+{
+    double lanes[8] = {0}, sum = 0;
+    uint64_t i = 0;
+
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++) {
+            double v = (double)dspark__bf16_to_f32(dspark__load_u16(p + 2 * (i + (uint64_t)j)));
+            lanes[j] += v * v;
+        }
+    for (; i < n; i++) {
+        double v = (double)dspark__bf16_to_f32(dspark__load_u16(p + 2 * i));
+        sum += v * v;
+    }
+    for (int j = 0; j < 8; j++) sum += lanes[j];
+    return sum;
 }
 
 /* A bf16 as a signed integer of the same order: 7 GB are read, so this loop must vectorise. */
@@ -63,6 +85,7 @@ static void scan_bf16(run_stats *r, const unsigned char *p, uint64_t n)
     if (!r->has_range || value_of(low) < r->min) r->min = value_of(low);
     if (!r->has_range || value_of(high) > r->max) r->max = value_of(high);
     r->has_range = 1;
+    if (r->nonzero) r->squares += sum_squares(p, n);
 }
 
 #define LOAD(type) ((void)memcpy(&u.type, p, sizeof u.type), (double)u.type)
@@ -141,6 +164,7 @@ static void add_run(dspark__tensor_stats *s, const run_stats *r)
     if (!s->has_range || r->min < s->min) s->min = r->min;
     if (!s->has_range || r->max > s->max) s->max = r->max;
     s->has_range = 1;
+    s->rms += r->squares;
 }
 
 dspark_status dspark__tensor_scan(dspark__tensor_stats *out, const dspark_checkpoint *ckpt,
@@ -182,5 +206,6 @@ dspark_status dspark__tensor_scan(dspark__tensor_stats *out, const dspark_checkp
         if (step && step(user, piece))
             return dspark__fail(err, DSPARK_ECANCELLED, t->name, "cancelled by the caller");
     }
+    if (out->has_range) out->rms = sqrt(out->rms / (double)(out->elements - out->nonfinite));
     return DSPARK_OK;
 }

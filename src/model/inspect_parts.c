@@ -1,5 +1,6 @@
 /* Sections of the inspection document: config, tensors, memory plan. Builds JSON from what is
  * known; judges nothing. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,6 +66,11 @@ static json_t *short_real(float f)
         if ((float)d == f) return json_real(d);
     }
     return json_real((double)f);
+}
+
+json_t *dspark__inspect_real(double v)
+{
+    return fabs(v) <= FLT_MAX && (double)(float)v == v ? short_real((float)v) : json_real(v);
 }
 
 /* ---- config ---------------------------------------------------------------------------------- */

@@ -15,7 +15,7 @@ trap 'rm -rf "$tmp"' EXIT
 prefix=$tmp/prefix
 
 "$cmake" --install "$build" --prefix "$prefix" > "$tmp/log" 2>&1 || { cat "$tmp/log"; fail 'install'; finish; }
-for f in include/dspark/dspark.h bin/dspark share/man/man1/dspark.1; do
+for f in include/dspark/dspark.h bin/dspark share/man/man1/dspark.1 share/doc/dspark/numerics.md; do
     [[ -e $prefix/$f ]] || fail "$f was not installed"
 done
 pc=$(find "$prefix" -name dspark.pc)
