@@ -15,7 +15,8 @@
 #include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
 #include "support/run_cli.h"
 
-static const char *const commands[] = {"inspect", "synth", "context", "compare", "bench"};
+static const char *const commands[] = {"inspect", "synth", "context", "compare", "quantize",
+                                       "bench"};
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 
 #define assert_has(text, part) \
@@ -83,7 +84,7 @@ static void test_top_level(void **state)
     assert_int_equal(r.code, 2);
     assert_string_equal(r.out, "");
     assert_has(r.err, "'frobnicate'");
-    assert_has(r.err, "inspect synth context compare bench");
+    assert_has(r.err, "inspect synth context compare quantize bench");
     r = run_cli("help frobnicate");
     assert_int_equal(r.code, 2);
 }

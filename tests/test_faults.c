@@ -283,20 +283,18 @@ typedef struct quantised {
     const char *texts;
 } quantised;
 
-/* Codes are never multiplied as if they were numbers, and a scale is never dropped. */
+/* Codes are never multiplied as if they were numbers, and a scale is never dropped. (The files hold
+ * zeros: a scale of 0 is one more thing that is named.) */
 static void quantised_tensors_are_named(void **state)
 {
     static const quantised rows[] = {
         /* an FP8 weight with each spelling and shape of its scale, and without one */
-        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 0, 0, 0, DSPARK_EUNSUPPORTED, KV1 "|fp8"},
-        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 1, 0, DSPARK_EUNSUPPORTED, KV1 "|fp8"},
-        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 24, 0, DSPARK_EUNSUPPORTED,
-         KV1 "|per-channel"},
-        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 2, 24, 1, DSPARK_EUNSUPPORTED,
-         KV1 "|per-channel"},
-        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 5, 0, DSPARK_EUNSUPPORTED, KV1},
-        {KV1, DSPARK_F8_E4M3, "weight_scale_inv", DSPARK_F32, 2, 2, 4, DSPARK_EUNSUPPORTED,
-         KV1 "|block"},
+        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 0, 0, 0, DSPARK_EMODEL, KV1 "|above zero"},
+        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 1, 0, DSPARK_EMODEL, KV1 "|above zero"},
+        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 23, 0, DSPARK_EMODEL, KV1},
+        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 2, 1, 24, DSPARK_EMODEL, KV1},
+        {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 5, 0, DSPARK_EMODEL, KV1},
+        {KV1, DSPARK_F8_E4M3, "weight_scale_inv", DSPARK_F32, 2, 2, 4, DSPARK_EMODEL, KV1},
         {KV1, DSPARK_F8_E4M3, "scale", DSPARK_F32, 2, 2, 4, DSPARK_EMODEL, KV1 "scale|unexpected"},
         {KV1, DSPARK_F8_E4M3, NULL, DSPARK_F32, 0, 0, 0, DSPARK_EMODEL, KV1 "|without a scale"},
         {KV1, DSPARK_I8, NULL, DSPARK_F32, 0, 0, 0, DSPARK_EMODEL, KV1 "|without a scale"},
@@ -339,13 +337,18 @@ static void quantised_tensors_are_named(void **state)
         if (q->suffix) fake_add(&f, name, q->suffix_dtype, q->rank, q->d0, q->d1);
         refused(write_with(NULL, NULL), q->status, q->texts);
     }
-    /* packed with its scale: known and not served; the q_a beside it stays bf16 */
+    /* packed with its scale: served; the q_a beside it stays bf16 */
+    dspark_model *m;
+    dspark_error err;
     tiny_roster();
     fake_rename(&f, KV1 "weight", KV1 "weight_packed");
     fake_find(&f, KV1 "weight_packed")->dtype = DSPARK_U8;
     fake_find(&f, KV1 "weight_packed")->shape[1] = 32;
     fake_add(&f, KV1 "weight_scale", DSPARK_U8, 2, 24, 2);
-    refused(write_with(NULL, NULL), DSPARK_EUNSUPPORTED, KV1 "|mxfp4");
+    const char *dir = write_with(NULL, NULL);
+    json_decref(inspect(dir, DSPARK_USABLE));
+    check(dspark_model_open(&m, dir, NULL, &err), DSPARK_OK, &err);
+    dspark_model_close(m);
 }
 
 /* A config that speaks of quantisation over plain tensors: none is, and both are said. */

@@ -341,11 +341,14 @@ static void test_not_served(void **state)
 
     (void)state;
     roster_of("tiny");
-    fake_find(&f, "layers.1.mlp.up_proj.weight")->dtype = DSPARK_F8_E4M3;
-    fake_add(&f, "layers.1.mlp.up_proj.weight_scale", DSPARK_F32, 2, 128, 1);
+    fake_rename(&f, "layers.1.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight_packed");
+    fake_find(&f, "layers.1.mlp.up_proj.weight_packed")->dtype = DSPARK_U8;
+    fake_find(&f, "layers.1.mlp.up_proj.weight_packed")->shape[1] = 32;
+    fake_add(&f, "layers.1.mlp.up_proj.weight_scale", DSPARK_U8, 2, 128, 2);
+    json_decref(look(write_fake(config), DSPARK_USABLE, NULL)); /* mxfp4 is served */
+    fake_add(&f, "layers.1.mlp.up_proj.pre_quant_scale", DSPARK_BF16, 1, 64, 0);
     o = look(write_fake(config), DSPARK_RECOGNISED, NULL);
-    want_int(o, "quantisation.schemes.fp8 per-channel", 1);
-    want_text(o, "reason", "fp8 per-channel");
+    want_text(o, "reason", "pre_quant_scale");
     want_text(o, "problems.0.status", "DSPARK_EUNSUPPORTED");
     json_decref(o);
     roster_of("tiny");

@@ -234,7 +234,13 @@ static void test_answers(void **state)
         {E2M1, 9, S_E8M0, 1, 0x8000},
         {E2M1, 7, S_E8M0, 254, 0x7f80},
         {E2M1, 3, S_E8M0, 254, 0x7f40},
+        {E2M1, 7, S_E4M3, 0x08, 0x3dc0},
+        {E2M1, 7, S_E4M3, 0x07, 0x3da8},
         {INT4, 0x8, OFFSET, 7, 0xc170},
+        {INT4, 0x8, OFFSET, 8, 0xc180},
+        {INT4, 0x8, OFFSET, 9, 0xc188},
+        {INT4, 0x7, OFFSET, 0xf8, 0x4170},
+        {INT4, 0x7, OFFSET, 0xf7, 0x4180},
         {INT8, 0x80, OFFSET, 127, 0xc37f},
     };
     for (size_t a = 0; a < sizeof A / sizeof A[0]; a++) {

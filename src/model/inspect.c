@@ -19,6 +19,7 @@
 #include "ckpt/json.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
+#include "quant/quant_file.h"
 
 #define MAX_PROBLEMS 1000
 
@@ -43,6 +44,8 @@ typedef struct inspector {
     dspark__config_doc *doc;
     dspark_checkpoint *ckpt;
     dspark__modules modules;
+    dspark__quant_config *quant;    /* NULL: the config says nothing of quantisation */
+    dspark__quant_modules linears;  /* every linear of a K3 drafter: scheme and packing */
     json_t *tensors, *deep;
 } inspector;
 
@@ -218,6 +221,18 @@ static dspark_status look_at_files(inspector *k, dspark_error *err)
     return dspark__family_detect(&k->family, k->config_text, k->n_config, k->ckpt, err);
 }
 
+/* Schemes and scales of the linears, against quantization_config. */
+static dspark_status judge_linears(inspector *k, dspark_error *err)
+{
+    dspark_error e;
+    dspark__error_clear(&e);
+    dspark_status st = dspark__quant_config_read(&k->quant, k->path, &e);
+    if (st != DSPARK_OK) return take_error(k, st, &e, 0, err);
+    st = dspark__quant_check(k->ckpt, k->doc, k->quant, add_problem, k, &e);
+    if ((st = take_error(k, st, &e, 1, err)) != DSPARK_OK) return st;
+    return dspark__quant_modules_make(&k->linears, k->ckpt, k->doc, k->quant, err);
+}
+
 static dspark_status judge_k3(inspector *k, dspark_error *err)
 {
     dspark_error e;
@@ -240,7 +255,8 @@ static dspark_status judge_k3(inspector *k, dspark_error *err)
     if ((st = take_error(k, st, &e, 0, err)) != DSPARK_OK) return st;
     if (!k->doc || !k->ckpt) return DSPARK_OK;
     st = dspark__roster_check(k->ckpt, k->doc, add_problem, k, &e);
-    return take_error(k, st, &e, 1, err);
+    if ((st = take_error(k, st, &e, 1, err)) != DSPARK_OK) return st;
+    return judge_linears(k, err);
 }
 
 static dspark_status judge_family(inspector *k, dspark_error *err)
@@ -420,6 +436,9 @@ static json_t *notes_section(inspector *k)
 
     for (size_t i = 0; k->doc && i < k->doc->n_notes; i++)
         dspark__inspect_append(&k->oom, list, dspark__inspect_text(k->doc->notes[i]));
+    for (size_t i = 0; k->quant && i < dspark__quant_config_note_count(k->quant); i++)
+        dspark__inspect_append(&k->oom, list,
+                               dspark__inspect_text(dspark__quant_config_note(k->quant, i)));
     return list;
 }
 
@@ -472,7 +491,10 @@ static json_t *quantisation_section(inspector *k)
     }
     dspark__inspect_put(&k->oom, o, "config_method",
                         dspark__inspect_text(k->doc ? k->doc->quant_method : NULL));
+    dspark__inspect_put(&k->oom, o, "config",
+                        dspark__inspect_text(k->quant ? dspark__quant_config_text(k->quant) : NULL));
     dspark__inspect_put(&k->oom, o, "schemes", schemes);
+    dspark__inspect_put(&k->oom, o, "linears", dspark__inspect_linears(&k->linears));
     return o;
 }
 
@@ -576,7 +598,7 @@ static char *make_document(inspector *k)
                         k->ckpt && !*oom ? fingerprint_section(k, k->doc ? config : NULL)
                                          : json_null());
     dspark__inspect_put(oom, root, "plan",
-                        k->doc ? dspark__inspect_plan(&k->doc->config) : json_null());
+                        k->doc ? dspark__inspect_plan(&k->doc->config, &k->linears) : json_null());
     dspark__inspect_put(oom, root, "deep", k->deep ? json_incref(k->deep) : json_null());
     dspark__inspect_put(oom, root, "tensors", k->tensors ? json_incref(k->tensors) : json_array());
     if (!*oom && !(text = dspark__json_short_text(root, JSON_INDENT(2) | JSON_ENSURE_ASCII))) *oom = 1;
@@ -653,6 +675,8 @@ dspark_status dspark__inspect(dspark_inspection **out, const char *path,
     json_decref(k.deep);
     free(k.config_text);
     dspark__config_free(k.doc);
+    dspark__quant_modules_free(&k.linears);
+    dspark__quant_config_free(k.quant);
     dspark__modules_free(&k.modules);
     dspark__checkpoint_close(k.ckpt);
     *out = in;

@@ -20,7 +20,10 @@
  *                 and 6-bit
  *   totals        {tensors, parameters, bytes}; parameters counts elements
  *   expected      {tensors, parameters}: of the config's roster, optional tensors included
- *   quantisation  {config_method, schemes: {name: number of modules}}
+ *   quantisation  {config_method, config, schemes: {name: number of modules}, linears}
+ *     config        quantization_config in one line, null when there is none
+ *     linears       [{name, scheme, text, rows, k, file_bytes, packed_bytes}]: what is read of it and
+ *                   what it takes in memory; shards of context_kv are the kv_a_proj_with_mqa
  *   confidence_head  "loaded" | "no-bias" | "absent" | "unused"
  *   embed_tokens, lm_head  "own" | "absent" (absent: the target's is used)
  *   fingerprint   32 hex digits over config, names, dtypes and shapes; no data
@@ -38,6 +41,7 @@
 #include "ckpt/checkpoint.h"
 #include "ckpt/config.h"
 #include "ckpt/modules.h"
+#include "quant/check.h"
 
 /* Succeeds also for foreign and broken checkpoints. Fails for DSPARK_EINVAL, DSPARK_ENOMEM and
  * DSPARK_ECANCELLED only. */
@@ -62,7 +66,9 @@ json_t *dspark__inspect_real(double v);
 json_t *dspark__inspect_config(const dspark__config_doc *doc);
 json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__modules *modules,
                                 const dspark_config *config);
-json_t *dspark__inspect_plan(const dspark_config *config);
+json_t *dspark__inspect_plan(const dspark_config *config, const dspark__quant_modules *linears);
+/* [{name, scheme, text, rows, k, file_bytes, packed_bytes}] in roster order. NULL: no memory. */
+json_t *dspark__inspect_linears(const dspark__quant_modules *linears);
 /* One sentence about weights whose shape is the same when transposed; null when there is none. */
 json_t *dspark__inspect_square(const dspark_checkpoint *ckpt, const dspark_config *config);
 

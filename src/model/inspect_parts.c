@@ -224,27 +224,44 @@ json_t *dspark__inspect_square(const dspark_checkpoint *ckpt, const dspark_confi
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-static void put_bytes(const dspark_config *c, json_t *plan, int *oom)
+/* Bytes of a linear: in the file, and packed in memory. Without a known scheme: as bf16. */
+static void add_linear(const dspark__quant_modules *linears, const char *name, uint64_t rows,
+                       uint64_t k, uint64_t *file, uint64_t *packed)
+{
+    const dspark__quant_module *m = linears ? dspark__quant_modules_find(linears, name) : NULL;
+    if (!m || !m->scheme) {
+        *file += rows * k * 2;
+        *packed += dspark__packing_bytes(&dspark__packing_bf16, rows, k);
+        return;
+    }
+    for (uint32_t i = 0; i < m->module.n_parts; i++) *file += m->module.parts[i].tensor->n_bytes;
+    *packed += dspark__packing_bytes(&m->packing, rows, k);
+}
+
+static void put_bytes(const dspark_config *c, const dspark__quant_modules *linears, json_t *plan,
+                      int *oom)
 {
     const uint64_t h = c->hidden_size, taps = (uint64_t)c->n_taps * c->tap_width;
     const uint32_t width = c->kv_lora_rank + c->qk_rope_head_dim;
     const uint64_t norms =
         ((c->fc_norm ? taps : 0) + h + (uint64_t)c->n_layers * c->kv_lora_rank) * 2;
-    const uint64_t proj = h * taps * 2, kv_a = c->n_layers * (uint64_t)width * h * 2;
-    uint64_t packed_proj, packed_kv, packed_q;
+    uint64_t proj = 0, kv_a = 0, q_a = 0, packed_proj = 0, packed_kv = 0, packed_q = 0;
     json_t *read = json_object(), *resident = json_object();
+    char name[64];
 
+    add_linear(linears, "context_proj", h, taps, &proj, &packed_proj);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        snprintf(name, sizeof name, "layers.%u.self_attn.kv_a_proj_with_mqa", l);
+        add_linear(linears, name, width, h, &kv_a, &packed_kv);
+        snprintf(name, sizeof name, "layers.%u.self_attn.q_a_proj", l);
+        add_linear(linears, name, c->q_lora_rank, h, &q_a, &packed_q);
+    }
     dspark__inspect_put(oom, read, "context_proj", dspark__inspect_u64(proj));
     dspark__inspect_put(oom, read, "kv_a", dspark__inspect_u64(kv_a));
     dspark__inspect_put(oom, read, "norms", dspark__inspect_u64(norms));
     dspark__inspect_put(oom, read, "total", dspark__inspect_u64(proj + kv_a + norms));
-    dspark__inspect_put(oom, read, "q_a",
-                        dspark__inspect_u64(c->n_layers * (uint64_t)c->q_lora_rank * h * 2));
+    dspark__inspect_put(oom, read, "q_a", dspark__inspect_u64(q_a));
     dspark__inspect_put(oom, plan, "read_bytes", read);
-
-    packed_proj = dspark__packing_bytes(&dspark__packing_bf16, c->hidden_size, taps);
-    packed_kv = c->n_layers * dspark__packing_bytes(&dspark__packing_bf16, width, h);
-    packed_q = c->n_layers * dspark__packing_bytes(&dspark__packing_bf16, c->q_lora_rank, h);
     dspark__inspect_put(oom, resident, "context_proj", dspark__inspect_u64(packed_proj));
     dspark__inspect_put(oom, resident, "context_kv", dspark__inspect_u64(packed_kv));
     dspark__inspect_put(oom, resident, "norms", dspark__inspect_u64(norms));
@@ -252,6 +269,33 @@ static void put_bytes(const dspark_config *c, json_t *plan, int *oom)
                         dspark__inspect_u64(packed_proj + packed_kv + norms));
     dspark__inspect_put(oom, resident, "q_a", dspark__inspect_u64(packed_q));
     dspark__inspect_put(oom, plan, "resident_bytes", resident);
+}
+
+/* What each linear is, and what the merged one over all layers is made of. */
+json_t *dspark__inspect_linears(const dspark__quant_modules *linears)
+{
+    json_t *list = json_array();
+    int oom = list == NULL;
+
+    for (size_t i = 0; i < linears->n && !oom; i++) {
+        const dspark__quant_module *m = &linears->list[i];
+        uint64_t file = 0, packed = 0;
+        json_t *o;
+        if (!m->scheme) continue;
+        add_linear(linears, m->name, m->rows, m->k, &file, &packed);
+        o = json_object();
+        dspark__inspect_put(&oom, o, "name", dspark__inspect_text(m->name));
+        dspark__inspect_put(&oom, o, "scheme", dspark__inspect_text(m->scheme->name));
+        dspark__inspect_put(&oom, o, "text", dspark__inspect_text(m->scheme->text));
+        dspark__inspect_put(&oom, o, "rows", dspark__inspect_u64(m->rows));
+        dspark__inspect_put(&oom, o, "k", dspark__inspect_u64(m->k));
+        dspark__inspect_put(&oom, o, "file_bytes", dspark__inspect_u64(file));
+        dspark__inspect_put(&oom, o, "packed_bytes", dspark__inspect_u64(packed));
+        dspark__inspect_append(&oom, list, o);
+    }
+    if (!oom) return list;
+    json_decref(list);
+    return NULL;
 }
 
 static void put_workspace(const dspark_config *c, json_t *plan, int *oom)
@@ -278,14 +322,14 @@ static void put_workspace(const dspark_config *c, json_t *plan, int *oom)
     dspark__inspect_put(oom, plan, "workspace", list);
 }
 
-json_t *dspark__inspect_plan(const dspark_config *c)
+json_t *dspark__inspect_plan(const dspark_config *c, const dspark__quant_modules *linears)
 {
     json_t *plan = json_object(), *cache = json_object();
     int oom = 0;
 
     dspark__inspect_put(&oom, plan, "entry_width",
                         json_integer(c->kv_lora_rank + c->qk_rope_head_dim));
-    put_bytes(c, plan, &oom);
+    put_bytes(c, linears, plan, &oom);
     for (int d = DSPARK_CACHE_BF16; d <= DSPARK_CACHE_FP8_DS_MLA; d++) {
         size_t entry =
             dspark__cache_entry_bytes((dspark_cache_dtype)d, c->kv_lora_rank, c->qk_rope_head_dim);

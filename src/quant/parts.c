@@ -207,14 +207,11 @@ dspark_status dspark__rule_agrees(const dspark__module *m, const dspark__quant_r
                                   const dspark__claim *c, dspark_error *err)
 {
     if (!q || q->method == DSPARK__QUANT_NONE) return DSPARK_OK;
-    if (c->bits >= 16) {
-        if (q->quantised <= 0) return DSPARK_OK;
-        return dspark__fail(err, DSPARK_EMODEL, m->name,
-                            "the file has a plain %s weight, the config says that it is quantised: "
-                            "name it in the config's ignore list",
-                            c->scheme);
-    }
-    if (q->quantised < 0 && !q->ignored_by_parent)
+    /* A plain weight is what it is, whatever the config intended: names drift, and half-converted files
+     * load right. inspect tells. */
+    if (c->bits >= 16) return DSPARK_OK;
+    /* ModelOpt's excluded modules may still be quantised: by the model that it started from. */
+    if (q->quantised < 0 && !q->ignored_by_parent && q->method != DSPARK__QUANT_MODELOPT)
         return dspark__fail(err, DSPARK_EMODEL, m->name,
                             "the file has %s codes, the config excludes this module from "
                             "quantisation",

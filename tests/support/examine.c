@@ -174,6 +174,11 @@ static void compare_panels(const dspark__scheme *s, const dspark__module *m,
             }
             if (!missing) continue;
             if (x.rows) assert_true(x.rows[lane] == 1.0f);
+            for (uint64_t b = 0; x.scales && b * p->format.block < k; b++)
+                assert_int_equal(x.scales[b * DSPARK__PANEL + lane],
+                                 p->format.scale == DSPARK__CODE_E4M3   ? 0x38
+                                 : p->format.scale == DSPARK__CODE_E8M0 ? 127
+                                                                        : 0);
             for (uint64_t g = 0; x.groups && g * p->group < k; g++)
                 assert_true(x.groups[g * DSPARK__PANEL + lane] == 1.0f);
         }
