@@ -295,7 +295,7 @@ static void quantised_tensors_are_named(void **state)
         {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 2, 1, 24, DSPARK_EMODEL, KV1},
         {KV1, DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, 1, 5, 0, DSPARK_EMODEL, KV1},
         {KV1, DSPARK_F8_E4M3, "weight_scale_inv", DSPARK_F32, 2, 2, 4, DSPARK_EMODEL, KV1},
-        {KV1, DSPARK_F8_E4M3, "scale", DSPARK_F32, 2, 2, 4, DSPARK_EMODEL, KV1 "scale|unexpected"},
+        {KV1, DSPARK_F8_E4M3, "scale", DSPARK_F32, 2, 2, 4, DSPARK_EMODEL, KV1 "scale|need"},
         {KV1, DSPARK_F8_E4M3, NULL, DSPARK_F32, 0, 0, 0, DSPARK_EMODEL, KV1 "|without a scale"},
         {KV1, DSPARK_I8, NULL, DSPARK_F32, 0, 0, 0, DSPARK_EMODEL, KV1 "|without a scale"},
         /* packed codes alone, with their scale, and beside a plain weight */
