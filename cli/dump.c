@@ -232,6 +232,14 @@ static double sum_squares(const unsigned char *row, size_t n)
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
+/* Is the row equal to the last one of the call before? */
+static int repeats_last(const dump_stats *s, const unsigned char *row, size_t n_bytes)
+{
+    char hex[33];
+    dspark_digest(row, n_bytes, hex);
+    return strcmp(hex, s->last) == 0;
+}
+
 void dump_stats_add(dump_stats *s, const dump *d, uint64_t first, uint64_t n)
 {
     size_t bytes = (size_t)d->tap_width * 2;
@@ -245,10 +253,13 @@ void dump_stats_add(dump_stats *s, const dump *d, uint64_t first, uint64_t n)
                 if (!s->differ[t][u])
                     s->differ[t][u] = memcmp(row + t * bytes, row + u * bytes, bytes) != 0;
         }
-        if (r && memcmp(row, row - d->stride, d->row_bytes) == 0 && s->n_repeated++ == 0)
-            s->first_repeated = r;
+        if (r > first ? memcmp(row, row - d->stride, d->row_bytes) == 0
+                      : s->n_rows && repeats_last(s, row, d->row_bytes)) {
+            if (s->n_repeated++ == 0) s->first_repeated = r;
+        }
         s->n_rows++;
     }
+    if (n) dspark_digest(d->taps + (size_t)(first + n - 1) * d->stride, d->row_bytes, s->last);
 }
 
 double dump_stats_rms(const dump_stats *s, const dump *d, uint32_t tap)

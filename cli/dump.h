@@ -51,6 +51,7 @@ typedef struct dump_stats {
     unsigned char differ[DSPARK_MAX_TAPS][DSPARK_MAX_TAPS]; /* [t][u], t < u: in some row */
     uint64_t n_repeated;     /* rows that are equal to the row before them */
     uint64_t first_repeated;
+    char last[33];           /* digest of the last row: its pages may be gone */
 } dump_stats;
 /* Rows must come in order. */
 void dump_stats_add(dump_stats *s, const dump *d, uint64_t first, uint64_t n);

@@ -16,7 +16,7 @@ static const command commands[] = {
     {"inspect", command_inspect, "say what a checkpoint is (and is not), and whether it is usable"},
     {"synth", command_synth, "write a synthetic checkpoint, or a hidden-state dump for one"},
     {"context", command_context, "turn a hidden-state dump into every layer's cache"},
-    {"compare", command_compare, "prove the paths equal bit for bit; error against fp64"},
+    {"compare", command_compare, "prove the paths equal bit for bit, or compare two files of caches"},
     {"quantize", command_quantize, "write a checkpoint with quantised weights, and prove it"},
     {"bench", command_bench, "time the one pass, what it replaces, and the machine's limits"},
 };

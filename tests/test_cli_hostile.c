@@ -285,7 +285,7 @@ static void test_closed_descriptors(void **state)
 {
     static const char *const good[] = {"context", "tiny", "--taps", "dump.st", "--out", "shut.st",
                                        NULL};
-    static const char *const bad[] = {"inspect", "nowhere", NULL};
+    static const char *const bad[] = {"inspect", "nowhere", "--json", NULL};
     surroundings s = usual;
     (void)state;
     assert_int_equal(run_cli("context tiny --taps dump.st --out open.st").code, 0);
