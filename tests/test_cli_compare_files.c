@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -453,6 +455,21 @@ static void test_compare_pieces(void **state)
     json_decref(doc);
 }
 
+/* Minutes of work, stopped after a second: the signal is heard within a variant, in fp64 too. */
+static void test_compare_cancelled(void **state)
+{
+    struct timespec start, end;
+    cli_result r;
+    (void)state;
+    if (access("/usr/bin/timeout", X_OK) != 0) skip();
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    r = run_program("/usr/bin/timeout", "-s TERM 1 " DSPARK_CLI " compare tiny --tokens 65536");
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    assert_int_equal(r.code, 124);
+    assert_has(r.err, "cancelled");
+    assert_true(end.tv_sec - start.tv_sec < 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -460,7 +477,7 @@ int main(void)
         cmocka_unit_test(test_slots),         cmocka_unit_test(test_hostile_slots),
         cmocka_unit_test(test_digests),       cmocka_unit_test(test_states_out),
         cmocka_unit_test(test_warnings),      cmocka_unit_test(test_swapped),
-        cmocka_unit_test(test_compare_pieces),
+        cmocka_unit_test(test_compare_pieces), cmocka_unit_test(test_compare_cancelled),
     };
     return cmocka_run_group_tests(tests, make_inputs, remove_all);
 }
