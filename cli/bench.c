@@ -33,6 +33,7 @@ typedef struct bench_args {
     const char *checkpoint;
     const char *preset;
     const char *tokens;
+    const char *formats;
     uint64_t n_threads;
     int isa;
     int path;
@@ -49,8 +50,10 @@ typedef struct bench_args {
 typedef struct bench_job {
     const bench_args *args;
     char directory[4096];     /* of the made checkpoint; "" when there is none */
-    dspark_model *model;
+    dspark_model *model;      /* of the stages, or of the first format */
+    dspark_model *format_models[BENCH_MAX_FORMATS];
     dspark_context *contexts[BENCH_N_PATHS];
+    dspark_context *format_contexts[BENCH_MAX_FORMATS];
     dspark_cache *cache;
     dump rows;
     unsigned char *states;
@@ -94,7 +97,7 @@ static dspark_status probe_hot(bench_job *job, int after, dspark_error *err)
     dspark_status st = DSPARK_OK;
     size_t i;
     int s, wanted;
-    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
+    for (s = 0; st == DSPARK_OK && s < BENCH_N_LANES; s++) {
         double bytes = r->weight_bytes[s] < 4096 ? 4096 : r->weight_bytes[s];
         for (wanted = 0, i = 0; i < r->n_rows; i++)
             wanted |= r->stages[s] && !is_cold(r, &r->rows[i], s);
@@ -128,18 +131,16 @@ static void remove_directory(const char *path)
     while (d && (entry = readdir(d))) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
-        unlink(name);
+        if (unlink(name) != 0) remove_directory(name); /* a copy of --formats; no deeper */
     }
     if (d) closedir(d);
     rmdir(path);
 }
 
-static dspark_status make_checkpoint(bench_job *job, dspark_error *err)
+static dspark_status make_directory(bench_job *job, dspark_error *err)
 {
     const char *base = getenv("TMPDIR");
-    dspark_synth_opts opts;
     dspark_status st;
-    progress bar;
     int n = snprintf(job->directory, sizeof job->directory, "%s/dspark-bench-XXXXXX",
                      base && *base ? base : "/tmp");
     if (n < 0 || (size_t)n >= sizeof job->directory || !mkdtemp(job->directory)) {
@@ -148,6 +149,15 @@ static dspark_status make_checkpoint(bench_job *job, dspark_error *err)
         job->directory[0] = 0;
         return st;
     }
+    return DSPARK_OK;
+}
+
+static dspark_status make_checkpoint(bench_job *job, dspark_error *err)
+{
+    dspark_synth_opts opts;
+    progress bar;
+    dspark_status st = make_directory(job, err);
+    if (st != DSPARK_OK) return st;
     dspark_synth_opts_init(&opts);
     opts.preset = job->args->preset ? job->args->preset : "kimi-k3";
     opts.context_only = 1;
@@ -161,6 +171,44 @@ static dspark_status make_checkpoint(bench_job *job, dspark_error *err)
     return st;
 }
 
+static void describe_model(bench_job *job)
+{
+    const bench_args *a = job->args;
+    bench_result *r = &job->result;
+    r->checkpoint = a->checkpoint ? a->checkpoint : a->preset ? a->preset : "kimi-k3";
+    r->synthetic = !a->checkpoint;
+    r->config = dspark_model_config(job->model);
+    snprintf(r->fingerprint, sizeof r->fingerprint, "%s", dspark_model_fingerprint(job->model));
+}
+
+/* One model a format; the copy of one is gone before the next is written. */
+static dspark_status open_formats(bench_job *job, dspark_error *err)
+{
+    const char *source = job->args->checkpoint;
+    char folder[sizeof job->directory + 8];
+    bench_result *r = &job->result;
+    size_t i;
+    dspark_status st = source ? make_directory(job, err) : make_checkpoint(job, err);
+    for (i = 0; st == DSPARK_OK && i < r->n_formats; i++) {
+        dspark_model **model = &job->format_models[i];
+        uint64_t kv_bytes;
+        snprintf(folder, sizeof folder, "%s/copy", job->directory);
+        st = bench_open_format(model, &kv_bytes, source ? source : job->directory, folder,
+                               r->formats[i], (uint32_t)job->args->n_threads, err);
+        remove_directory(folder);
+        if (st != DSPARK_OK) break;
+        r->weight_bytes[BENCH_N_STAGES + i] = (double)kv_bytes;
+        r->resident_bytes[i] = dspark_model_resident_bytes(*model);
+        r->stages[BENCH_N_STAGES + i] = 1;
+    }
+    if (job->directory[0]) remove_directory(job->directory); /* the models hold what they need */
+    job->directory[0] = 0;
+    if (st != DSPARK_OK) return st;
+    job->model = job->format_models[0];
+    describe_model(job);
+    return DSPARK_OK;
+}
+
 static dspark_status open_model(bench_job *job, dspark_error *err)
 {
     const bench_args *a = job->args;
@@ -168,6 +216,7 @@ static dspark_status open_model(bench_job *job, dspark_error *err)
     dspark_status st;
     progress bar;
     bench_result *r = &job->result;
+    if (r->n_formats) return open_formats(job, err);
     if (!a->checkpoint && (st = make_checkpoint(job, err)) != DSPARK_OK) return st;
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_CONTEXT;
@@ -184,18 +233,50 @@ static dspark_status open_model(bench_job *job, dspark_error *err)
         if (a->checkpoint) out_add_path(err, a->checkpoint);
         return st;
     }
-    r->checkpoint = a->checkpoint ? a->checkpoint : a->preset ? a->preset : "kimi-k3";
-    r->synthetic = !a->checkpoint;
-    r->config = dspark_model_config(job->model);
-    snprintf(r->fingerprint, sizeof r->fingerprint, "%s", dspark_model_fingerprint(job->model));
+    describe_model(job);
     return DSPARK_OK;
+}
+
+static dspark_status make_context(bench_job *job, dspark_context **context,
+                                  const dspark_model *model, int path, dspark_error *err)
+{
+    dspark_context_opts opts;
+    dspark_context_opts_init(&opts);
+    opts.isa = (dspark_isa)job->args->isa;
+    opts.n_threads = (uint32_t)job->args->n_threads;
+    opts.path = (dspark_path)path;
+    return dspark_context_create(context, model, &opts, err);
+}
+
+static dspark_status make_contexts(bench_job *job, dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    size_t i;
+    int p;
+    for (i = 0; st == DSPARK_OK && i < job->result.n_formats; i++)
+        st = make_context(job, &job->format_contexts[i], job->format_models[i],
+                          DSPARK_PATH_ONEPASS, err);
+    for (p = 0; st == DSPARK_OK && !job->result.n_formats && p < BENCH_N_PATHS; p++) {
+        /* The one-pass context is always there: it also makes the states. */
+        if (p && !job->result.stages[p]) continue;
+        st = make_context(job, &job->contexts[p], job->model, p, err);
+    }
+    return st;
+}
+
+static dspark_context *stage_context(const bench_job *job, int stage)
+{
+    if (stage >= BENCH_N_STAGES) return job->format_contexts[stage - BENCH_N_STAGES];
+    if (job->result.n_formats) return job->format_contexts[0]; /* makes the states */
+    if (stage == BENCH_WHOLE_FULL) return job->contexts[DSPARK_PATH_FULL];
+    return job->contexts[stage < BENCH_STATES ? stage : DSPARK_PATH_ONEPASS];
 }
 
 static dspark_status make_buffers(bench_job *job, dspark_error *err)
 {
     const dspark_config *c = job->result.config;
     uint64_t n = job->max_tokens, i;
-    dspark_context_opts opts;
+    const dspark_context *first;
     dspark_status st;
     int p;
     if (n > c->max_positions)
@@ -216,18 +297,11 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
     if ((st = dump_make(&job->rows, n, 0, c, err)) != DSPARK_OK) return st;
     st = dspark_cache_create(&job->cache, job->model, DSPARK_CACHE_BF16, BLOCK_SIZE,
                              (n + BLOCK_SIZE - 1) / BLOCK_SIZE, NULL, err);
-    for (p = 0; st == DSPARK_OK && p < BENCH_N_PATHS; p++) {
-        /* The one-pass context is always there: it also makes the states. */
-        if (p && !job->result.stages[p]) continue;
-        dspark_context_opts_init(&opts);
-        opts.isa = (dspark_isa)job->args->isa;
-        opts.n_threads = (uint32_t)job->args->n_threads;
-        opts.path = (dspark_path)p;
-        st = dspark_context_create(&job->contexts[p], job->model, &opts, err);
-    }
+    if (st == DSPARK_OK) st = make_contexts(job, err);
     if (st != DSPARK_OK) return st;
-    job->result.n_threads = dspark_context_get_plan(job->contexts[0]).n_threads;
-    job->result.isa = dspark_isa_name(dspark_context_isa(job->contexts[0]));
+    first = stage_context(job, DSPARK_PATH_ONEPASS);
+    job->result.n_threads = dspark_context_get_plan(first).n_threads;
+    job->result.isa = dspark_isa_name(dspark_context_isa(first));
     for (p = 0; p < BENCH_N_STAGES; p++) job->result.weight_bytes[p] = stage_weight_bytes(c, p);
     return DSPARK_OK;
 }
@@ -235,20 +309,21 @@ static dspark_status make_buffers(bench_job *job, dspark_error *err)
 /* ---- measuring ---- */
 
 /* Each weight, input and output once: what an ideal implementation of the stage must move. */
-static void fill_work(const dspark_config *c, int stage, uint64_t n, bench_cell *cell)
+static void fill_work(const bench_result *r, int lane, uint64_t n, bench_cell *cell)
 {
+    const dspark_config *c = r->config;
+    int stage = lane < BENCH_N_STAGES ? lane : DSPARK_PATH_ONEPASS;
     double tokens = (double)n, h = c->hidden_size;
     double entries = c->n_layers * ((double)c->kv_lora_rank + c->qk_rope_head_dim);
     double in = stage >= BENCH_STATES ? (double)c->n_taps * c->tap_width : h;
     double out = stage == BENCH_STATES ? h : entries;
     cell->flops = tokens * stage_weight_bytes(c, stage); /* two bytes and two flops a weight */
-    cell->bytes = stage_weight_bytes(c, stage) + tokens * (in + out) * 2;
+    cell->bytes = r->weight_bytes[lane] + tokens * (in + out) * 2;
 }
 
-static dspark_context *stage_context(const bench_job *job, int stage)
+static int begins_at_states(int stage)
 {
-    if (stage == BENCH_WHOLE_FULL) return job->contexts[DSPARK_PATH_FULL];
-    return job->contexts[stage < BENCH_STATES ? stage : DSPARK_PATH_ONEPASS];
+    return stage < BENCH_STATES || stage >= BENCH_N_STAGES;
 }
 
 static dspark_status run_stage(bench_job *job, int stage, uint64_t n, double *seconds,
@@ -259,7 +334,7 @@ static dspark_status run_stage(bench_job *job, int stage, uint64_t n, double *se
     double t0;
     dspark_batch_init(&batch);
     batch.n_tokens = (size_t)n;
-    if (stage < BENCH_STATES)
+    if (begins_at_states(stage))
         batch.states = job->states;
     else
         batch.taps = job->rows.taps;
@@ -286,14 +361,15 @@ static dspark_status evict(bench_job *job, dspark_error *err)
 /* One untimed position that makes the context's workers run without reading the stage's weights:
  * the other half of the way, which has weights of its own. For the whole way there is no other
  * half; one layer goes into the cache, and reading context_proj pushes it out again before its turn
- * comes. Row 0 of the states and entries gets the bytes that it has already. */
+ * comes. Row 0 of the states and entries gets the bytes that it has already (of formats:
+ * those of the one that ran last). */
 static dspark_status wake_apart(bench_job *job, int stage, dspark_error *err)
 {
     const int64_t *layer_slots[DSPARK_MAX_LAYERS] = {job->slots};
     dspark_batch batch;
     dspark_batch_init(&batch);
     batch.n_tokens = 1;
-    if (stage < BENCH_STATES) {
+    if (begins_at_states(stage)) {
         batch.taps = job->rows.taps;
         return dspark_context_states(stage_context(job, stage), &batch, job->states, err);
     }
@@ -343,15 +419,33 @@ static uint64_t choose_repeats(const bench_job *job, double seconds_a_round)
     return n < 5 ? 5 : n > 200 ? 200 : (uint64_t)n;
 }
 
+static void fill_ratios(const bench_result *r, bench_cell *cells)
+{
+    double plain = 0;
+    size_t i;
+    int s;
+    for (s = 0; s < BENCH_N_STAGES; s++) {
+        int base = s < BENCH_STATES ? DSPARK_PATH_ONEPASS : BENCH_WHOLE_ONEPASS;
+        if (s != BENCH_STATES && cells[s].measured && cells[base].measured)
+            cells[s].ratio = cells[s].p50 / cells[base].p50;
+    }
+    for (i = 0; i < r->n_formats; i++)
+        if (r->formats[i] == DSPARK_FORMAT_BF16) plain = cells[BENCH_N_STAGES + i].p50;
+    for (i = 0; i < r->n_formats; i++)
+        cells[BENCH_N_STAGES + i].ratio = plain / cells[BENCH_N_STAGES + i].p50;
+}
+
 static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *err)
 {
-    static double times[BENCH_N_STAGES][MAX_REPEATS];
+    static double times[BENCH_N_LANES][MAX_REPEATS];
     bench_result *result = &job->result;
     uint64_t repeat, n_repeats, n = row->n_tokens;
     double started = out_clock(), seconds;
-    int s, k;
+    /* Either the stages or the formats: the others would only spoil the turns. */
+    int first = result->n_formats ? BENCH_N_STAGES : 0, s, k;
+    int n_lanes = result->n_formats ? (int)result->n_formats : BENCH_N_STAGES;
     dspark_status st = DSPARK_OK;
-    for (s = 0; st == DSPARK_OK && s < BENCH_N_STAGES; s++) {
+    for (s = first; st == DSPARK_OK && s < first + n_lanes; s++) {
         if (!result->stages[s]) continue;
         st = prepare(job, row->cold, s, err);
         if (st == DSPARK_OK) st = run_stage(job, s, n, &seconds, err); /* warm-up */
@@ -359,8 +453,8 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
     n_repeats = choose_repeats(job, out_clock() - started);
     for (repeat = 0; st == DSPARK_OK && repeat < n_repeats; repeat++) {
         /* Another order each time, so that no stage always follows the same one. */
-        for (k = 0; st == DSPARK_OK && k < BENCH_N_STAGES; k++) {
-            s = (int)((repeat + (uint64_t)k) % BENCH_N_STAGES);
+        for (k = 0; st == DSPARK_OK && k < n_lanes; k++) {
+            s = first + (int)((repeat + (uint64_t)k) % (uint64_t)n_lanes);
             if (!result->stages[s]) continue;
             st = prepare(job, row->cold, s, err);
             if (st == DSPARK_OK) st = run_stage(job, s, n, &times[s][repeat], err);
@@ -371,7 +465,7 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
         }
     }
     if (st != DSPARK_OK) return st;
-    for (s = 0; s < BENCH_N_STAGES; s++) {
+    for (s = first; s < first + n_lanes; s++) {
         bench_cell *cell = &row->cells[s];
         if (!result->stages[s]) continue;
         qsort(times[s], (size_t)n_repeats, sizeof *times[s], compare_doubles);
@@ -381,14 +475,9 @@ static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *e
         cell->p50 = percentile(times[s], n_repeats, 50);
         cell->p99 = percentile(times[s], n_repeats, 99);
         cell->cold = is_cold(result, row, s);
-        fill_work(result->config, s, n, cell);
+        fill_work(result, s, n, cell);
     }
-    for (s = 0; s < BENCH_N_STAGES; s++) {
-        bench_cell *cells = row->cells;
-        int base = s < BENCH_STATES ? DSPARK_PATH_ONEPASS : BENCH_WHOLE_ONEPASS;
-        if (s != BENCH_STATES && cells[s].measured && cells[base].measured)
-            cells[s].ratio = cells[s].p50 / cells[base].p50;
-    }
+    fill_ratios(result, row->cells);
     job->steps_done++;
     return DSPARK_OK;
 }
@@ -400,7 +489,7 @@ static void fill_rooflines(bench_result *r)
     size_t i;
     int s;
     for (i = 0; i < r->n_rows; i++) {
-        for (s = 0; s < BENCH_N_STAGES; s++) {
+        for (s = 0; s < BENCH_N_LANES; s++) {
             bench_cell *cell = &r->rows[i].cells[s];
             double by_read, by_compute = cell->flops / (compute * 1e9);
             if (!cell->measured) continue;
@@ -465,8 +554,13 @@ static int run_job(const args_command *command, const bench_args *a)
     int code, s;
     job.args = a;
     job.result.buffer_bytes = a->buffer;
-    for (s = 0; s < BENCH_N_PATHS; s++) job.result.stages[s] = !a->path_given || a->path == s;
-    job.result.stages[BENCH_STATES] = !a->no_states;
+    if (a->formats && !bench_read_formats(a->formats, &job.result))
+        return args_complain(command, "--formats: '%s' is not allowed; expected different names of "
+                             "bf16, fp8-tensor, fp8-channel, fp8-block, nvfp4, mxfp4, mxfp8, int8, "
+                             "int4, separated by commas", a->formats);
+    for (s = 0; s < BENCH_N_PATHS; s++)
+        job.result.stages[s] = !a->formats && (!a->path_given || a->path == s);
+    job.result.stages[BENCH_STATES] = !a->formats && !a->no_states;
     job.result.stages[BENCH_WHOLE_ONEPASS] =
         !a->no_states && job.result.stages[DSPARK_PATH_ONEPASS];
     job.result.stages[BENCH_WHOLE_FULL] = !a->no_states && job.result.stages[DSPARK_PATH_FULL];
@@ -486,9 +580,11 @@ fail:
     code = out_fail(st, &err);
 done:
     for (s = 0; s < BENCH_N_PATHS; s++) dspark_context_free(job.contexts[s]);
+    for (s = 0; s < BENCH_MAX_FORMATS; s++) dspark_context_free(job.format_contexts[s]);
     dspark_cache_free(job.cache);
     dump_close(&job.rows);
-    dspark_model_close(job.model);
+    if (!job.result.n_formats) dspark_model_close(job.model);
+    for (s = 0; s < BENCH_MAX_FORMATS; s++) dspark_model_close(job.format_models[s]);
     if (job.directory[0]) remove_directory(job.directory);
     free(job.states);
     free(job.positions);
@@ -527,6 +623,10 @@ int command_bench(int argc, char **argv)
          "kimi-k3, context part only: 665 MB in a temporary folder)", 0, 0, NULL, NULL},
         {"tokens", ARGS_TEXT, &a.tokens, "N,N,...",
          "positions of a call, one for each token\n(default 1,8,16,32,64,512)", 0, 0, NULL, NULL},
+        {"formats", ARGS_TEXT, &a.formats, "F,F,...",
+         "instead of the paths: the one pass from states over the\n"
+         "weights in each format, in turn (names as in dspark quantize;\n"
+         "bf16: the checkpoint itself); copies in a temporary folder", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set (default auto)", 0, 0,
@@ -574,6 +674,9 @@ int command_bench(int argc, char **argv)
     if (a.cold && a.hot) return args_complain(&command, "--cold and --hot exclude each other");
     if (a.checkpoint && a.preset)
         return args_complain(&command, "--preset goes without CKPT");
+    if (a.formats && (a.path_given || a.svg))
+        return args_complain(&command, "--formats measures the one pass and draws nothing: no "
+                             "--path and no --svg");
     code = check_outputs(&command, &a);
     return code == ARGS_RUN ? run_job(&command, &a) : code;
 }

@@ -17,6 +17,12 @@
 const char *const bench_stage_names[BENCH_N_STAGES] = {
     "onepass", "per-layer", "full", "taps->states", "taps->cache onepass", "taps->cache full"};
 
+const char *bench_lane_name(const bench_result *r, int lane)
+{
+    return lane < BENCH_N_STAGES ? bench_stage_names[lane]
+                                 : dspark_format_name(r->formats[lane - BENCH_N_STAGES]);
+}
+
 double bench_limit(const double probes[2])
 {
     return probes[0] > probes[1] ? probes[0] : probes[1];
@@ -117,7 +123,7 @@ static int buffer_is_small(const bench_result *r)
     int s;
     if (r->buffer_bytes >= r->cache_bytes) return 0;
     for (i = 0; i < r->n_rows; i++)
-        for (s = 0; s < BENCH_N_STAGES; s++)
+        for (s = 0; s < BENCH_N_LANES; s++)
             if (r->rows[i].cells[s].measured && r->rows[i].cells[s].cold) return 1;
     return 0;
 }
@@ -138,9 +144,9 @@ void bench_judge(const bench_result *r, bench_verdict *v)
     memset(v, 0, sizeof *v);
     judge_probe(v, "compute", r->compute_gflops, "GFLOP/s");
     judge_probe(v, "read", r->read_gbs, "GB/s");
-    for (s = 0; s < BENCH_N_STAGES; s++) {
+    for (s = 0; s < BENCH_N_LANES; s++) {
         if (!(r->hot_gbs[s][0] > 0)) continue;
-        snprintf(name, sizeof name, "read of %s's size", bench_stage_names[s]);
+        snprintf(name, sizeof name, "read of %s's size", bench_lane_name(r, s));
         judge_probe(v, name, r->hot_gbs[s], "GB/s");
     }
     if (load > r->n_processors + SPARE_LOAD)

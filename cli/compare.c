@@ -2,13 +2,14 @@
  * bit on this checkpoint, and how far is the answer from fp64? Latent and rope key apart, layer by
  * layer. Exit 1 when a single bit differs. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
 #include "commands.h"
+#include "compare_error.h"
 #include "compare_files.h"
+#include "compare_vllm.h"
 #include "dump.h"
 #include "out.h"
 #include "progress.h"
@@ -23,6 +24,7 @@ typedef struct compare_args {
     uint64_t seed;
     uint64_t n_threads;
     int isa;
+    int vllm_compat;
     int json;
 } compare_args;
 
@@ -36,14 +38,6 @@ typedef struct variant {
     uint64_t latent_differ[DSPARK_MAX_LAYERS];
     uint64_t rope_differ[DSPARK_MAX_LAYERS];
 } variant;
-
-/* Error against fp64 of one part (latent or rope key) of one layer. */
-typedef struct error_stats {
-    double max_abs;
-    double max_ulp;  /* in units of the last place of bf16 of the value, or of the entry's root mean
-                      * square where the value is smaller: near zero an own unit says nothing */
-    double rms_rel;  /* root of the summed squared error over the summed squares */
-} error_stats;
 
 #define MAX_VARIANTS 32
 
@@ -68,6 +62,7 @@ typedef struct compare_job {
     error_stats latent[DSPARK_MAX_LAYERS];
     error_stats rope[DSPARK_MAX_LAYERS];
     uint64_t n_differ;
+    compare_vllm vllm;           /* with --vllm-compat */
     progress bar;
 } compare_job;
 
@@ -299,51 +294,25 @@ static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err
 
 /* ---- against fp64 ---- */
 
-static double bf16_value(const unsigned char *bytes)
-{
-    uint16_t half;
-    uint32_t word;
-    float value;
-    memcpy(&half, bytes, sizeof half);
-    word = (uint32_t)half << 16;
-    memcpy(&value, &word, sizeof value);
-    return (double)value;
-}
-
-/* The distance between neighbouring bf16 numbers at x: 8 significant bits, fixed below 2^-126. */
-static double bf16_ulp(double x)
-{
-    int exponent;
-    if (x == 0) return ldexp(1, -133);
-    frexp(x, &exponent);
-    return ldexp(1, (exponent < -125 ? -125 : exponent) - 8);
-}
-
-static void measure_error(compare_job *job, uint32_t layer, size_t from, size_t width,
-                          error_stats *out)
+static void measure_errors(compare_job *job)
 {
     const dspark_cache_view *view = dspark_cache_get_view(job->first_cache);
-    double error_squares = 0, squares = 0;
-    uint64_t i;
-    size_t k;
-    memset(out, 0, sizeof *out);
-    for (i = 0; i < job->n; i++) {
-        const unsigned char *entry =
-            (const unsigned char *)view->layers[layer] + (size_t)i * job->entry_width * 2;
-        const double *exact = job->exact + ((size_t)layer * job->n + i) * job->entry_width;
-        double entry_squares = 0, rms;
-        for (k = from; k < from + width; k++) entry_squares += exact[k] * exact[k];
-        rms = sqrt(entry_squares / (double)width);
-        squares += entry_squares;
-        for (k = from; k < from + width; k++) {
-            double error = fabs(bf16_value(entry + 2 * k) - exact[k]);
-            double ulp = error / bf16_ulp(fmax(fabs(exact[k]), rms));
-            if (!(error <= out->max_abs)) out->max_abs = error;
-            if (!(ulp <= out->max_ulp)) out->max_ulp = ulp;
-            error_squares += error * error;
-        }
+    const size_t width = job->entry_width, latent = job->config->kv_lora_rank;
+    uint32_t l;
+    for (l = 0; l < job->config->n_layers; l++) {
+        const double *exact = job->exact + (size_t)l * job->n * width;
+        error_measure(&job->latent[l], view->layers[l], exact, job->n, width, 0, latent);
+        error_measure(&job->rope[l], view->layers[l], exact, job->n, width, latent, width);
     }
-    out->rms_rel = squares > 0 ? sqrt(error_squares / squares) : 0;
+}
+
+/* The first way again, on weights merged as vLLM merges them; what comes out decides nothing. */
+static dspark_status run_vllm(compare_job *job, dspark_error *err)
+{
+    const compare_vllm_rows rows = {job->args->checkpoint, job->variants[0].isa,
+                                    (uint32_t)job->args->n_threads, (size_t)job->n,
+                                    job->first_states, job->positions, job->slots};
+    return compare_vllm_run(&job->vllm, &rows, dspark_cache_get_view(job->first_cache), err);
 }
 
 /* ---- the report ---- */
@@ -442,6 +411,8 @@ static int print_text(const compare_job *job)
         }
     }
     if (out_table_print(&t, 2) != 0) return out_error(EXIT_INTERNAL, "out of memory");
+    if (a->vllm_compat && compare_vllm_print(&job->vllm) != 0)
+        return out_error(EXIT_INTERNAL, "out of memory");
     if (job->n_differ)
         printf("\nNOT EQUAL: %" PRIu64 " values differ\n", job->n_differ);
     else
@@ -494,6 +465,7 @@ static int print_json(const compare_job *job)
         out_append(layers, json_part(job, l, 1));
     }
     out_set(doc, "layers", layers);
+    if (job->args->vllm_compat) out_set(doc, "vllm_compat", compare_vllm_json(&job->vllm));
     return out_json(doc);
 }
 
@@ -503,7 +475,6 @@ static int run_job(const compare_args *a)
     dspark_error err = {0};
     dspark_status st;
     size_t i;
-    uint32_t l;
     int code;
     memset(&job, 0, sizeof job);
     job.args = a;
@@ -519,11 +490,8 @@ static int run_job(const compare_args *a)
     }
     progress_end(&job.bar);
     if (st != DSPARK_OK) goto fail;
-    for (l = 0; l < job.config->n_layers; l++) {
-        measure_error(&job, l, 0, job.config->kv_lora_rank, &job.latent[l]);
-        measure_error(&job, l, job.config->kv_lora_rank, job.config->qk_rope_head_dim,
-                      &job.rope[l]);
-    }
+    if (a->vllm_compat && (st = run_vllm(&job, &err)) != DSPARK_OK) goto fail;
+    measure_errors(&job);
     code = a->json ? print_json(&job) : print_text(&job);
     if (code == EXIT_OK && job.n_differ) code = EXIT_CHECK_FAILED;
     goto done;
@@ -564,6 +532,9 @@ int command_compare(int argc, char **argv)
         {"isa", ARGS_CHOICE, &a.isa, NULL,
          "the level that all others are compared with (default auto)", 0, 0, args_isa_choices,
          NULL},
+        {"vllm-compat", ARGS_FLAG, &a.vllm_compat, NULL,
+         "also measure what vLLM's inexact merge of quantised shards\n"
+         "changes; the exit code does not depend on it", 0, 0, NULL, NULL},
         {"json", ARGS_FLAG, &a.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
     };
     args_command command = {
@@ -587,7 +558,8 @@ int command_compare(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) return code;
     if (paths[1]) {
-        if (a.taps || a.tokens_given || a.start_given || a.n_threads || a.seed || a.isa)
+        if (a.taps || a.tokens_given || a.start_given || a.n_threads || a.seed || a.isa ||
+            a.vllm_compat)
             return args_complain(&command, "two files are compared as they are: only --json goes "
                                  "with them");
         return compare_files(paths[0], paths[1], a.json);

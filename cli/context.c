@@ -33,6 +33,7 @@ typedef struct context_args {
     int start_given;
     uint64_t n_threads;
     int isa;
+    int vllm_compat;
     int json;
 } context_args;
 
@@ -157,6 +158,7 @@ static dspark_status open_model(context_job *job, dspark_error *err)
     opts.parts = DSPARK_PART_CONTEXT;
     if (job->args->path == DSPARK_PATH_FULL) opts.parts |= DSPARK_PART_Q_A;
     opts.n_threads = (uint32_t)job->args->n_threads;
+    opts.vllm_compat = job->args->vllm_compat;
     opts.progress = progress_update;
     opts.progress_user = &bar;
     progress_start(&bar, "packing", PROGRESS_BYTES);
@@ -300,6 +302,9 @@ static dspark_status write_metadata(context_job *job, dspark_error *err)
     if (st == DSPARK_OK) st = dspark_writer_metadata(w, "kv_lora_rank", text, err);
     if (st == DSPARK_OK && job->args->cache_dtype == DSPARK_CACHE_FP8_DS_MLA)
         st = dspark_writer_metadata(w, "tile_scale", tile_choices[job->args->tile_scale], err);
+    /* These caches are not the model's: the file must say so. */
+    if (st == DSPARK_OK && job->args->vllm_compat)
+        st = dspark_writer_metadata(w, "vllm_compat", "true", err);
     for (l = 0; st == DSPARK_OK && job->view.scales && l < job->config->n_layers; l++) {
         snprintf(key, sizeof key, "scale.layers.%u", l);
         snprintf(text, sizeof text, "%.9g", (double)job->scales[l]);
@@ -515,6 +520,9 @@ static int print_text(const context_job *job)
     printf("run         %s, %s, %u thread%s, %" PRIu64 " row%s a call\n",
            dspark_isa_name(dspark_context_isa(job->context)), args_path_choices[a->path],
            plan.n_threads, plan.n_threads == 1 ? "" : "s", job->batch, job->batch == 1 ? "" : "s");
+    if (a->vllm_compat)
+        printf("            vLLM's merge: shards of context_kv take one scale where vLLM does so "
+               "(inexact, for comparing)\n");
     printf("memory      weights %s, workspace %s, peak of the process %s\n\n",
            out_bytes(b1, (double)dspark_model_resident_bytes(job->model)),
            out_bytes(b2, (double)plan.workspace_bytes), out_bytes(b3, (double)peak_memory()));
@@ -571,6 +579,7 @@ static int print_json(const context_job *job)
     out_set(doc, "cache_dtype", json_string(args_cache_choices[a->cache_dtype]));
     if (a->cache_dtype == DSPARK_CACHE_FP8_DS_MLA)
         out_set(doc, "tile_scale", json_string(tile_choices[a->tile_scale]));
+    if (a->vllm_compat) out_set(doc, "vllm_compat", json_true());
     for (l = 0; job->view.scales && l < job->config->n_layers; l++)
         out_append(scales, out_real((double)job->scales[l]));
     out_set(doc, "scales", scales);
@@ -677,6 +686,8 @@ int command_context(int argc, char **argv)
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set; same bits (default auto)", 0, 0,
          args_isa_choices, NULL},
+        {"vllm-compat", ARGS_FLAG, &a.vllm_compat, NULL,
+         "merge quantised shards as vLLM does (inexact, for comparing)", 0, 0, NULL, NULL},
         {"json", ARGS_FLAG, &a.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
     };
     args_command command = {

@@ -392,6 +392,92 @@ static void print_plan(const json_t *doc)
     }
 }
 
+/* ---- linears ---- */
+
+/* "layers.3.mlp.up_proj" -> "up_proj"; names outside layers stay whole. */
+static const char *short_name(const json_t *linear)
+{
+    const char *name = text_of(linear, "name"), *after, *dot;
+    size_t before;
+    if (layer_of(name, &before, &after) < 0) return name;
+    dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* Does an earlier linear have the same scheme (and, with `name`, the same short name)? */
+static int seen_before(const json_t *linears, size_t row, int name)
+{
+    const json_t *linear = json_array_get(linears, row);
+    size_t i;
+    for (i = 0; i < row; i++) {
+        const json_t *other = json_array_get(linears, i);
+        if (strcmp(text_of(other, "scheme"), text_of(linear, "scheme")) != 0) continue;
+        if (!name || strcmp(short_name(other), short_name(linear)) == 0) return 1;
+    }
+    return 0;
+}
+
+/* Linears from `row` on with its scheme and its short name. */
+static size_t count_alike(const json_t *linears, size_t row)
+{
+    const json_t *linear = json_array_get(linears, row);
+    size_t i, n = 0;
+    for (i = row; i < json_array_size(linears); i++) {
+        const json_t *other = json_array_get(linears, i);
+        n += strcmp(text_of(other, "scheme"), text_of(linear, "scheme")) == 0 &&
+             strcmp(short_name(other), short_name(linear)) == 0;
+    }
+    return n;
+}
+
+/* The shards of the linear that context KV runs over all layers at once. */
+static void print_merged(const json_t *linears)
+{
+    static const char shard[] = "kv_a_proj_with_mqa";
+    uint64_t n_bytes = 0;
+    size_t n = json_array_size(linears), n_shards = 0, i, k = 0;
+    for (i = 0; i < n; i++) {
+        const json_t *linear = json_array_get(linears, i);
+        if (strcmp(short_name(linear), shard) != 0) continue;
+        n_shards++;
+        n_bytes += uint_of(linear, "packed_bytes");
+    }
+    if (!n_shards) return;
+    begin_line("merged");
+    printf("context_kv: %zu shard%s,", n_shards, n_shards == 1 ? "" : "s");
+    for (i = 0; i < n; i++) {
+        const json_t *linear = json_array_get(linears, i);
+        if (strcmp(short_name(linear), shard) != 0 || seen_before(linears, i, 1)) continue;
+        printf("%s %s in %zu", k++ ? "," : "", text_of(linear, "scheme"), count_alike(linears, i));
+    }
+    put_bytes(", ", n_bytes, " packed\n");
+}
+
+/* A line for each scheme: what is in it, by its short name with a count, or by its full name. */
+static void print_linears(const json_t *linears)
+{
+    size_t n = json_array_size(linears), i, j;
+    int n_lines = 0;
+    print_merged(linears);
+    for (i = 0; i < n; i++) {
+        const char *scheme = text_of(json_array_get(linears, i), "scheme");
+        if (seen_before(linears, i, 0)) continue;
+        begin_line(n_lines++ ? "" : "linears");
+        printf("%s:", scheme);
+        for (j = i; j < n; j++) {
+            const json_t *linear = json_array_get(linears, j);
+            size_t times;
+            if (strcmp(text_of(linear, "scheme"), scheme) != 0 || seen_before(linears, j, 1))
+                continue;
+            times = count_alike(linears, j);
+            printf("%s ", j == i ? "" : ",");
+            out_text(stdout, times > 1 ? short_name(linear) : text_of(linear, "name"));
+            if (times > 1) printf(" x %zu", times);
+        }
+        putchar('\n');
+    }
+}
+
 static void print_quantisation(const json_t *doc)
 {
     const json_t *quant = json_object_get(doc, "quantisation");
@@ -412,6 +498,13 @@ static void print_quantisation(const json_t *doc)
         out_text(stdout, text_of(quant, "config_method"));
     }
     putchar('\n');
+    if (*text_of(quant, "config")) {
+        begin_line("");
+        printf("quantization_config: ");
+        out_text(stdout, text_of(quant, "config"));
+        putchar('\n');
+    }
+    print_linears(json_object_get(quant, "linears"));
 }
 
 static void print_problems(const json_t *doc)

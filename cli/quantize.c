@@ -12,10 +12,13 @@
 #include "progress.h"
 
 const char *const quantize_formats[] = {"fp8-tensor", "fp8-channel", "fp8-block", "nvfp4", "mxfp4",
-                                        "mxfp8", "int8", "int4", "bf16", NULL};
+                                        "mxfp8", "int8", "int4", "bf16", "fp8", NULL};
 
 dspark_format quantize_format(int choice)
 {
+    /* Behind the library's own names: the short one. */
+    if (choice > (int)DSPARK_FORMAT_BF16 - (int)DSPARK_FORMAT_FP8_TENSOR)
+        return DSPARK_FORMAT_FP8_CHANNEL;
     return (dspark_format)((int)DSPARK_FORMAT_FP8_TENSOR + choice);
 }
 
@@ -188,7 +191,7 @@ int command_quantize(int argc, char **argv)
     dspark_quantize_opts opts;
     const args_option options[] = {
         {"format", ARGS_CHOICE, &format, NULL,
-         "what the weights become (bf16: the way back)", 0, 0, quantize_formats,
+         "what the weights become (bf16: the way back; fp8: fp8-channel)", 0, 0, quantize_formats,
          &format_given},
         {"scales", ARGS_CHOICE, &scale, NULL,
          "absmax: the largest weight is the largest code (default);\n"
@@ -225,7 +228,7 @@ int command_quantize(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code == ARGS_RUN && !format_given)
         code = args_complain(&command, "--format is missing; formats are fp8-tensor, fp8-channel, "
-                             "fp8-block, nvfp4, mxfp4, mxfp8, int8, int4, bf16");
+                             "fp8-block, nvfp4, mxfp4, mxfp8, int8, int4, bf16, fp8");
     if (code == ARGS_RUN) {
         dspark_quantize_opts_init(&opts);
         opts.format = quantize_format(format);

@@ -121,6 +121,11 @@ static void test_usage_errors(void **state)
         {"bench --tokens 0", {"'0'", "from 1"}},
         {"bench --cold --hot", {"exclude", ""}},
         {"bench tiny --preset tiny", {"--preset goes without CKPT", ""}},
+        {"bench --formats bf16,fp9", {"'bf16,fp9'", "mxfp8"}},
+        {"bench --formats bf16,int8,", {"'bf16,int8,'", "mxfp8"}},
+        {"bench --formats int8,int8", {"'int8,int8'", "different"}},
+        {"bench --formats bf16,int8 --svg f.svg", {"--formats", "no --svg"}},
+        {"bench --formats bf16,int8 --path full", {"--formats", "no --path"}},
         {"bench --repeat 100000", {"100000", "1000"}},
         {"synth", {"OUT is missing", ""}},
         {"synth new", {"--preset is missing", "kimi-k3.1-pro"}},
@@ -496,6 +501,95 @@ static void test_bench(void **state)
     assert_has(r.err, "missing/b.csv");
 }
 
+/* Formats side by side: ratios are of this run's medians, bytes are what each one packs into, and
+ * rooflines follow from both. */
+static void check_formats(const json_t *doc, const char *const *formats, size_t n, int plain)
+{
+    const json_t *rows = json_object_get(doc, "rows"), *row;
+    const json_t *compute = json_object_get(doc, "compute_gflops");
+    double a = json_number_value(json_array_get(compute, 0));
+    double b = json_number_value(json_array_get(compute, 1)), weights[3] = {0};
+    size_t i;
+    assert_int_equal(json_array_size(rows), n);
+    json_array_foreach(rows, i, row) {
+        double p50 = number_in(row, "p50_seconds"), bytes = number_in(row, "bytes"), limit, other;
+        assert_string_equal(json_string_value(json_object_get(row, "stage")), "onepass");
+        assert_string_equal(json_string_value(json_object_get(row, "format")), formats[i]);
+        assert_null(json_object_get(row, "ratio_to_onepass"));
+        weights[i] = number_in(row, "weight_bytes");
+        assert_true(weights[i] > 0 && weights[i] < number_in(row, "resident_bytes"));
+        /* tiny: two tokens in of 64 and out of 5 x 24 values */
+        assert_float_equal(bytes - weights[i], 2 * (64 + 5 * 24) * 2, 0);
+        assert_float_equal(number_in(row, "flops"), 2.0 * 2 * 5 * 24 * 64, 0);
+        limit = bytes / number_in(row, "read_gbs") * 1e-9;
+        other = number_in(row, "flops") / (a > b ? a : b) * 1e-9;
+        if (other > limit) limit = other;
+        assert_float_equal(number_in(row, "roofline_seconds"), limit, 1e-9 * limit);
+        if (plain < 0)
+            assert_null(json_object_get(row, "bf16_over_format"));
+        else
+            assert_float_equal(number_in(row, "bf16_over_format") * p50,
+                               number_in(json_array_get(rows, (size_t)plain), "p50_seconds"),
+                               1e-9 * p50);
+    }
+    if (plain >= 0)
+        for (i = 0; i < n; i++) assert_true((int)i == plain || weights[i] < weights[plain]);
+}
+
+static void test_bench_formats(void **state)
+{
+    static const char *const three[] = {"fp8-channel", "bf16", "mxfp8"};
+    static const char *const two[] = {"fp8-channel", "mxfp8"};
+    static const char options[] = "--tokens 2 --repeat 3 --buffer 1M --threads 2";
+    size_t n_lines = 0;
+    cli_result r;
+    char *text, *c;
+    json_t *doc;
+    (void)state;
+    r = run_cli("bench --preset tiny --formats fp8-channel,mxfp8 %s --csv f.csv", options);
+    assert_int_equal(r.code, 0);
+    check_text(r.out);
+    assert_has(r.out, "vs bf16");
+    assert_has(r.out, "\nmodels      fp8-channel ");
+    assert_false(folder_has("dspark-bench"));
+    text = read_in_folder("f.csv");
+    assert_non_null(text);
+    for (c = text; *c; c++) n_lines += *c == '\n';
+    assert_int_equal(n_lines, 1 + 2);
+    assert_has(text, ",bf16_over_format,format,weight_bytes\n2,onepass,cold,3,");
+    assert_has(text, ",,fp8-channel,"); /* no bf16 to compare with */
+    assert_has(text, ",,mxfp8,");
+    free(text);
+    r = run_cli("bench --preset tiny --formats fp8-channel,mxfp8 %s --hot --json", options);
+    assert_int_equal(r.code, 0);
+    doc = parse(&r);
+    assert_int_equal(json_object_size(json_object_get(doc, "hot_read_gbs")), 2);
+    check_formats(doc, two, 2, -1);
+    check_verdict(doc);
+    json_decref(doc);
+    r = run_cli("bench tiny --formats fp8-channel,bf16,mxfp8 %s --json", options);
+    assert_int_equal(r.code, 0);
+    doc = parse(&r);
+    check_formats(doc, three, 3, 1);
+    check_verdict(doc);
+    json_decref(doc);
+    r = run_cli("bench tiny --formats bf16,int4 %s", options); /* 128 weights do not go into 64 */
+    assert_int_not_equal(r.code, 0);
+    assert_has(r.err, "128");
+    assert_false(folder_has("dspark-bench"));
+    r = run_cli("bench missing --formats bf16,int8 %s", options);
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "missing");
+    r = run_cli("quantize tiny tiny-int8 --format int8");
+    assert_int_equal(r.code, 0);
+    r = run_cli("bench tiny-int8 --formats fp8-channel,bf16,mxfp8 %s --json", options);
+    assert_int_equal(r.code, 0); /* bf16 is the way back, the others are smaller still */
+    doc = parse(&r);
+    check_formats(doc, three, 3, 1);
+    json_decref(doc);
+    assert_false(folder_has("dspark-bench"));
+}
+
 /* ---- output that cannot be written ---- */
 
 static void test_full_stdout(void **state)
@@ -520,6 +614,7 @@ int main(void)
         cmocka_unit_test(test_inspect_others),
         cmocka_unit_test(test_inspect_escapes),
         cmocka_unit_test(test_bench),
+        cmocka_unit_test(test_bench_formats),
         cmocka_unit_test(test_bench_verdict),
         cmocka_unit_test(test_full_stdout),
     };

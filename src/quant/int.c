@@ -294,7 +294,9 @@ static dspark_status validate(const dspark__module *m, const dspark__quant_rule 
     read_form(&f, m, q, k);
     st = dspark__parts_only(m, f.packed ? own : own8, f.packed ? "packed INT" : "INT8", err);
     if (st != DSPARK_OK) return st;
-    if (q && q->num_bits && q->is_float) return check_rule(m, &f, q, rows, k, err);
+    /* a rule for floats is the better thing to name, where the rule reaches this module at all */
+    if (q && q->num_bits && q->is_float && (st = check_rule(m, &f, q, rows, k, err)) != DSPARK_OK)
+        return st;
     if (f.bits == 0)
         return dspark__fail(err, DSPARK_EMODEL, m->name,
                             "packed integers, and the config does not say num_bits for them");

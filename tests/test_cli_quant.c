@@ -1,0 +1,248 @@
+/* Quantised checkpoints through the command: every format goes from quantize to inspect and compare,
+ * and vLLM's inexact merge is seen where it parts from the exact one, without deciding anything. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "dspark/dspark.h"
+#include "support/run_cli.h"
+
+#define N_LAYERS 5 /* of the tiny preset */
+
+#define assert_has(text, part) \
+    do { \
+        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
+        assert_non_null(strstr(text, part)); \
+    } while (0)
+
+static int make_inputs(void **state)
+{
+    (void)state;
+    if (run_cli("synth tiny --preset tiny").code) return 1;
+    if (run_cli("synth --dump dump.st --for tiny --tokens 20").code) return 1;
+    return run_cli("quantize tiny nv --format nvfp4").code;
+}
+
+static int remove_all(void **state)
+{
+    (void)state;
+    cli_cleanup();
+    return 0;
+}
+
+static json_t *run_json(int code, const char *args)
+{
+    cli_result r = run_cli("%s --json", args);
+    json_error_t err;
+    json_t *doc = json_loads(r.out, JSON_REJECT_DUPLICATES, &err);
+    if (!doc || r.code != code) print_error("dspark %s: %d\n%s\n%s\n", args, r.code, r.out, r.err);
+    assert_non_null(doc);
+    assert_int_equal(r.code, code);
+    return doc;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    assert_non_null(text);
+    return text;
+}
+
+static json_int_t int_of(const json_t *object, const char *key)
+{
+    assert_true(json_is_integer(json_object_get(object, key)));
+    return json_integer_value(json_object_get(object, key));
+}
+
+/* ---- every format ---- */
+
+/* The name of the scheme of a checkpoint's context_kv shards must be in the text too. */
+static void check_format(const char *format, const char *options, const char *scheme)
+{
+    char args[200], line[120];
+    const json_t *linears;
+    json_t *doc;
+    cli_result r;
+    size_t i, n_shards = 0;
+    snprintf(args, sizeof args, "quantize tiny q-%s%s --format %s %s", format, options[0] ? "-o" : "",
+             format, options);
+    json_decref(run_json(0, args));
+    snprintf(args, sizeof args, "inspect q-%s%s", format, options[0] ? "-o" : "");
+    doc = run_json(0, args);
+    assert_string_equal(text_of(doc, "verdict"), "usable");
+    linears = json_object_get(json_object_get(doc, "quantisation"), "linears");
+    for (i = 0; i < json_array_size(linears); i++) {
+        const json_t *linear = json_array_get(linears, i);
+        if (!strstr(text_of(linear, "name"), "kv_a_proj_with_mqa")) continue;
+        assert_string_equal(text_of(linear, "scheme"), scheme);
+        n_shards++;
+    }
+    assert_int_equal(n_shards, N_LAYERS);
+    json_decref(doc);
+    r = run_cli("%s", args);
+    assert_int_equal(r.code, 0);
+    snprintf(line, sizeof line, "merged      context_kv: 5 shards, %s in 5, ", scheme);
+    assert_has(r.out, line);
+    snprintf(line, sizeof line, "%s: context_proj, q_a_proj x 5, q_b_proj x 5, kv_a_proj_with_mqa x 5",
+             scheme);
+    assert_has(r.out, line);
+    snprintf(args, sizeof args, "compare q-%s%s --tokens 3", format, options[0] ? "-o" : "");
+    doc = run_json(0, args);
+    assert_true(json_is_true(json_object_get(doc, "equal")));
+    assert_null(json_object_get(doc, "vllm_compat"));
+    json_decref(doc);
+}
+
+static void test_every_format(void **state)
+{
+    static const char *const cases[][3] = {
+        {"fp8-tensor", "", "fp8_tensor"},    {"fp8-channel", "", "fp8_channel"},
+        {"fp8-block", "", "fp8_block"},      {"nvfp4", "", "nvfp4_ct"},
+        {"nvfp4", "--layout modelopt", "nvfp4_modelopt"},
+        {"mxfp4", "", "mxfp4"},              {"mxfp8", "", "mxfp8"},
+        {"int8", "", "int8"},        {"int4", "--group-size 32", "int_packed"},
+        {"bf16", "", "bf16"},
+    };
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_format(cases[i][0], cases[i][1], cases[i][2]);
+}
+
+static void test_fp8_is_fp8_channel(void **state)
+{
+    json_t *doc = run_json(0, "quantize tiny short --format fp8");
+    (void)state;
+    assert_string_equal(text_of(doc, "format"), "fp8-channel");
+    json_decref(doc);
+    assert_int_equal(run_cli("quantize tiny long --format fp8-channel").code, 0);
+    assert_true(same_files("short/model.safetensors", "long/model.safetensors"));
+    assert_true(same_files("short/config.json", "long/config.json"));
+    assert_int_equal(run_cli("synth made --preset tiny --format fp8").code, 0);
+    assert_true(same_files("made/model.safetensors", "long/model.safetensors"));
+    assert_has(run_cli("help quantize").out, "fp8: fp8-channel");
+}
+
+/* Shards of other schemes in one merged linear are counted apart; q_a_proj is all BF16 here. */
+static void test_inspect_mixed(void **state)
+{
+    cli_result r;
+    (void)state;
+    assert_int_equal(run_cli("quantize tiny mixed --format int8 --ignore "
+                             "layers.2.self_attn.kv_a_proj_with_mqa --ignore *q_a_proj").code, 0);
+    r = run_cli("inspect mixed");
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "context_kv: 5 shards, int8 in 4, bf16 in 1, ");
+    assert_has(r.out, "linears     int8: context_proj, q_b_proj x 5, kv_a_proj_with_mqa x 4");
+    assert_has(r.out, "            bf16: q_a_proj x 5, ");
+    assert_has(r.out, ", layers.2.self_attn.kv_a_proj_with_mqa, "); /* the one by its name */
+    assert_has(r.out, "quantization_config: compressed-tensors, ");
+}
+
+/* ---- vLLM's merge ---- */
+
+static void check_parts(const json_t *doc, int has_differences)
+{
+    const json_t *vllm = json_object_get(doc, "vllm_compat"), *layers;
+    json_int_t n_differ = 0, n_rope_layers = 0;
+    size_t i;
+    assert_true(json_is_object(vllm));
+    layers = json_object_get(vllm, "layers");
+    assert_int_equal(json_array_size(layers), 2 * N_LAYERS);
+    for (i = 0; i < json_array_size(layers); i++) {
+        const json_t *part = json_array_get(layers, i);
+        json_int_t differ = int_of(part, "values_different");
+        double ratio = json_number_value(json_object_get(part, "rms_ratio"));
+        assert_int_equal(int_of(part, "layer"), i / 2);
+        assert_string_equal(text_of(part, "part"), i % 2 ? "rope_key" : "latent");
+        assert_int_equal(int_of(part, "values"), 8 * (i % 2 ? 8 : 16));
+        assert_int_equal(int_of(part, "max_ulp") > 0, differ > 0);
+        n_differ += differ;
+        if (!(i % 2)) /* the norm takes a common factor away */
+            assert_true(ratio > 0.99 && ratio < 1.01);
+        else if (differ)
+            assert_true(ratio > 0.1 && ratio < 10);
+        else
+            assert_true(ratio == 1);
+        /* A factor on the whole rope key: most of its elements move. */
+        if (i % 2 && differ > 8 * 8 / 2) n_rope_layers++;
+    }
+    assert_int_equal(n_differ, int_of(vllm, "values_different"));
+    assert_int_equal(n_rope_layers > 0, has_differences);
+    assert_int_equal(n_differ > 0, has_differences);
+}
+
+static void test_compare_vllm(void **state)
+{
+    json_t *doc = run_json(0, "compare nv --vllm-compat");
+    cli_result r;
+    (void)state;
+    assert_true(json_is_true(json_object_get(doc, "equal"))); /* of our ways: exit code 0 */
+    check_parts(doc, 1);
+    json_decref(doc);
+    doc = run_json(0, "compare tiny --vllm-compat --isa ref");
+    check_parts(doc, 0);
+    json_decref(doc);
+    r = run_cli("compare nv --vllm-compat");
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "vLLM's merge against the exact one");
+    assert_has(r.out, "rms ratio");
+    assert_has(r.out, "\nequal: ");
+    r = run_cli("compare tiny --vllm-compat");
+    assert_has(r.out, "the same bits on these rows");
+    assert_null(strstr(run_cli("compare nv").out, "vLLM"));
+    r = run_cli("compare x.st y.st --vllm-compat"); /* files have no weights to merge */
+    assert_int_equal(r.code, 2);
+    assert_has(r.err, "only --json");
+}
+
+static void test_context_vllm(void **state)
+{
+    dspark_checkpoint *file = NULL;
+    char path[800];
+    cli_result r = run_cli("context nv --taps dump.st --out exact.st");
+    json_t *doc;
+    (void)state;
+    assert_int_equal(r.code, 0);
+    assert_null(strstr(r.out, "vLLM"));
+    r = run_cli("context nv --taps dump.st --out vllm.st --vllm-compat");
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "vLLM's merge: ");
+    assert_has(r.out, "(inexact, for comparing)");
+    assert_false(same_files("exact.st", "vllm.st"));
+    assert_int_equal(run_cli("compare exact.st vllm.st").code, 1); /* the entries, not the metadata */
+    doc = run_json(0, "context nv --taps dump.st --out again.st --path per-layer --vllm-compat");
+    assert_true(json_is_true(json_object_get(doc, "vllm_compat")));
+    json_decref(doc);
+    assert_true(same_files("vllm.st", "again.st"));
+    doc = run_json(0, "context nv --taps dump.st");
+    assert_null(json_object_get(doc, "vllm_compat"));
+    json_decref(doc);
+    snprintf(path, sizeof path, "%s/vllm.st", cli_folder());
+    assert_int_equal(dspark_checkpoint_open(&file, path, NULL), DSPARK_OK);
+    assert_string_equal(dspark_checkpoint_metadata(file, "vllm_compat"), "true");
+    dspark_checkpoint_close(file);
+    snprintf(path, sizeof path, "%s/exact.st", cli_folder());
+    assert_int_equal(dspark_checkpoint_open(&file, path, NULL), DSPARK_OK);
+    assert_null(dspark_checkpoint_metadata(file, "vllm_compat"));
+    dspark_checkpoint_close(file);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_format),
+        cmocka_unit_test(test_fp8_is_fp8_channel),
+        cmocka_unit_test(test_inspect_mixed),
+        cmocka_unit_test(test_compare_vllm),
+        cmocka_unit_test(test_context_vllm),
+    };
+    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+}
