@@ -1,5 +1,5 @@
-/* dspark compare --vllm-compat: opens the model a second time with vLLM's merge of quantised shards
- * and measures how its entries part from the exact ones. One scale for all shards hardly reaches the
+/* dspark compare --vllm-compat: opens the model once more with vLLM's merge of quantised shards and
+ * measures how its entries part from the exact ones. One scale for all shards hardly reaches the
  * latent, which is normed behind it; the rope key takes it whole.
  * Never judges: the exit code belongs to the ways that must give the same bits. */
 #include "compare_vllm.h"
