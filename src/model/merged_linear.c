@@ -16,9 +16,11 @@
  * L2 cache (1 MB) while the weights stream through. */
 #define BLOCK_K 1792u
 #define BLOCK_PANELS 3u
-/* Values of k that are decoded at a time, a multiple of 8: 12 KB of bf16 panel, which stay in L1 until
- * the product reads them. */
-#define DECODE_K 128u
+/* Values of k that are decoded at a time, multiples of 8. Few rows: 12 KB of bf16 panel, which stay in
+ * L1 until the product reads them once. Many rows: 96 KB in L2, so that accumulators are loaded and
+ * stored less often. */
+#define DECODE_K_FEW 128u
+#define DECODE_K_MANY 1024u
 /* Bytes of a module that are packed between two progress steps. */
 #define PIECE_BYTES (8u << 20)
 
@@ -272,15 +274,16 @@ dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, ds
 
 /* What the codes' way needs beside accumulators: all are multiples of 64 bytes. */
 typedef struct code_scratch {
-    uint16_t *block;  /* [DECODE_K / 2][48][2] */
+    uint16_t *block;  /* [DECODE_K_MANY / 2][48][2] */
     float *acc, *sum; /* [n_rows][48] each */
-    uint16_t *x;      /* [n_rows][DECODE_K]: gathered columns of a permuted shard */
+    uint16_t *x;      /* [n_rows][DECODE_K_FEW]: gathered columns of a permuted shard */
 } code_scratch;
 
 size_t dspark__merged_linear_scratch(size_t n_rows)
 {
     size_t acc = n_rows * DSPARK__PANEL * sizeof(float);
-    size_t codes = DECODE_K * DSPARK__PANEL * sizeof(uint16_t) + 2 * acc + n_rows * DECODE_K * 2;
+    size_t codes = DECODE_K_MANY * DSPARK__PANEL * sizeof(uint16_t) + 2 * acc +
+                   n_rows * DECODE_K_FEW * 2;
     return codes > BLOCK_PANELS * acc ? codes : BLOCK_PANELS * acc;
 }
 
@@ -289,7 +292,7 @@ static code_scratch cut_scratch(void *scratch, size_t n_rows)
     code_scratch c;
     unsigned char *at = scratch;
     c.block = (uint16_t *)(void *)at;
-    at += DECODE_K * DSPARK__PANEL * sizeof(uint16_t);
+    at += DECODE_K_MANY * DSPARK__PANEL * sizeof(uint16_t);
     c.acc = (float *)(void *)at;
     at += n_rows * DSPARK__PANEL * sizeof(float);
     c.sum = (float *)(void *)at;
@@ -303,7 +306,7 @@ static void gather_columns(uint16_t *to, const void *x, size_t x_stride, size_t 
 {
     for (size_t i = 0; i < n_rows; i++) {
         const unsigned char *row = (const unsigned char *)x + i * x_stride;
-        for (size_t j = 0; j < n; j++) memcpy(to + i * DECODE_K + j, row + 2 * (size_t)perm[j], 2);
+        for (size_t j = 0; j < n; j++) memcpy(to + i * DECODE_K_FEW + j, row + 2 * (size_t)perm[j], 2);
     }
 }
 
@@ -317,16 +320,17 @@ static void run_code_panel(const dspark__shard *shard, const dspark__kern *kern,
     const float *rows = shard->row_scales ? shard->row_scales + p * DSPARK__PANEL : NULL;
     const uint32_t group = packing->group;
     const float *group_scales = group ? shard->group_scales + p * shard->n_groups * DSPARK__PANEL : NULL;
+    const uint32_t step = g->n_rows <= FEW_ROWS || shard->perm ? DECODE_K_FEW : DECODE_K_MANY;
     uint32_t groups_done = 0;
 
     g->n_panels = 1;
     g->acc = c->acc;
-    for (uint32_t k0 = 0; k0 < k; k0 += DECODE_K) {
-        uint32_t n = k - k0 < DECODE_K ? k - k0 : DECODE_K;
+    for (uint32_t k0 = 0; k0 < k; k0 += step) {
+        uint32_t n = k - k0 < step ? k - k0 : step;
         kern->decode(c->block, codes, scales, &packing->format, k0, n);
         if (shard->perm) {
             gather_columns(c->x, x, x_stride, g->n_rows, shard->perm + k0, n);
-            g->x_stride = DECODE_K * 2;
+            g->x_stride = DECODE_K_FEW * 2;
         }
         /* Segments of the block that lie in one K-group; the whole block without groups. */
         for (uint32_t at = k0, end; at < k0 + n; at = end) {
