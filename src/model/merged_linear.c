@@ -310,6 +310,40 @@ static void gather_columns(uint16_t *to, const void *x, size_t x_stride, size_t 
     }
 }
 
+/* One decoded block, k0 .. k0+n-1, of one panel. */
+typedef struct code_block {
+    const dspark__shard *shard;
+    const float *group_scales; /* of the panel, or NULL */
+    const float *row_scales;   /* of the panel, or NULL */
+    const unsigned char *x;    /* at column k0 (gathered when the shard is permuted) */
+    size_t x_stride;
+    uint32_t k0, n, k;
+} code_block;
+
+/* The product with a block: in one go, or K-group by K-group, each of which has an accumulator of its
+ * own that is scaled into the sum when the group is finished. */
+static void run_code_block(const code_block *b, const dspark__kern *kern, const code_scratch *c,
+                           dspark__gemm_bf16 *g)
+{
+    const uint32_t group = b->shard->packing.group;
+    const uint32_t stop = b->k0 + b->n;
+    g->acc = c->acc;
+    g->x_stride = b->x_stride;
+    for (uint32_t at = b->k0, end; at < stop; at = end) {
+        end = group && (at / group + 1) * group < stop ? (at / group + 1) * group : stop;
+        g->x = b->x + (size_t)(at - b->k0) * 2;
+        g->panels = c->block + (size_t)(at - b->k0) * DSPARK__PANEL;
+        g->k = end - at;
+        g->first = group ? at % group == 0 : at == 0;
+        g->last = !group && !b->row_scales && end == b->k;
+        kern->gemm_bf16(g);
+        if (group && (end % group == 0 || end == b->k))
+            kern->scale_add(c->sum, c->acc,
+                            b->group_scales + (size_t)(at / group) * DSPARK__PANEL, g->n_rows,
+                            at < group);
+    }
+}
+
 /* One panel of codes. g has what all panels share; its out is this panel's. */
 static void run_code_panel(const dspark__shard *shard, const dspark__kern *kern, size_t p, uint32_t k,
                            dspark__gemm_bf16 *g, const void *x, size_t x_stride, code_scratch *c)
@@ -317,40 +351,26 @@ static void run_code_panel(const dspark__shard *shard, const dspark__kern *kern,
     const dspark__packing *packing = &shard->packing;
     const uint8_t *codes = shard->codes + p * shard->code_stride;
     const uint8_t *scales = shard->scales ? shard->scales + p * shard->scale_stride : NULL;
-    const float *rows = shard->row_scales ? shard->row_scales + p * DSPARK__PANEL : NULL;
-    const uint32_t group = packing->group;
-    const float *group_scales = group ? shard->group_scales + p * shard->n_groups * DSPARK__PANEL : NULL;
     const uint32_t step = g->n_rows <= FEW_ROWS || shard->perm ? DECODE_K_FEW : DECODE_K_MANY;
-    uint32_t groups_done = 0;
+    code_block b = {.shard = shard, .k = k, .x_stride = x_stride};
 
+    if (shard->row_scales) b.row_scales = shard->row_scales + p * DSPARK__PANEL;
+    if (packing->group) b.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
     g->n_panels = 1;
-    g->acc = c->acc;
-    for (uint32_t k0 = 0; k0 < k; k0 += step) {
-        uint32_t n = k - k0 < step ? k - k0 : step;
-        kern->decode(c->block, codes, scales, &packing->format, k0, n);
+    for (b.k0 = 0; b.k0 < k; b.k0 += step) {
+        b.n = k - b.k0 < step ? k - b.k0 : step;
+        kern->decode(c->block, codes, scales, &packing->format, b.k0, b.n);
+        b.x = (const unsigned char *)x + (size_t)b.k0 * 2;
         if (shard->perm) {
-            gather_columns(c->x, x, x_stride, g->n_rows, shard->perm + k0, n);
-            g->x_stride = DECODE_K_FEW * 2;
+            gather_columns(c->x, x, x_stride, g->n_rows, shard->perm + b.k0, b.n);
+            b.x = (const unsigned char *)c->x;
+            b.x_stride = DECODE_K_FEW * 2;
         }
-        /* Segments of the block that lie in one K-group; the whole block without groups. */
-        for (uint32_t at = k0, end; at < k0 + n; at = end) {
-            end = group && (at / group + 1) * group < k0 + n ? (at / group + 1) * group : k0 + n;
-            g->x = shard->perm ? (const void *)(c->x + (at - k0))
-                               : (const void *)((const unsigned char *)x + (size_t)at * 2);
-            g->panels = c->block + (size_t)(at - k0) * DSPARK__PANEL;
-            g->k = end - at;
-            g->first = group ? at % group == 0 : at == 0;
-            g->last = !group && !rows && end == k;
-            kern->gemm_bf16(g);
-            if (group && (end % group == 0 || end == k)) {
-                kern->scale_add(c->sum, c->acc, group_scales + (size_t)groups_done * DSPARK__PANEL, g->n_rows,
-                                groups_done == 0);
-                groups_done++;
-            }
-        }
+        run_code_block(&b, kern, c, g);
     }
-    if (group || rows)
-        kern->finish(g->out, g->out_stride, group ? c->sum : c->acc, rows, g->n_rows, g->n_out);
+    if (packing->group || b.row_scales)
+        kern->finish(g->out, g->out_stride, packing->group ? c->sum : c->acc, b.row_scales,
+                     g->n_rows, g->n_out);
 }
 
 static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint32_t p0,
@@ -407,7 +427,6 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
         g.out = out + (size_t)p * DSPARK__PANEL;
         g.n_out = n_out - (size_t)p * DSPARK__PANEL;
         if (g.n_out > DSPARK__PANEL) g.n_out = DSPARK__PANEL;
-        g.x_stride = x_stride;
         run_code_panel(shard, kern, p0 + p, ml->k, &g, x, x_stride, &c);
     }
 }
