@@ -149,8 +149,8 @@ DSPARK__INLINE void expand_bytes(uint16_t *w, const uint8_t *codes, const code_t
             if (_mm256_testz_si256(irregular, irregular)) continue;
         }
         read_entries(w, codes, t->entries, GROUP_VECTORS * LANES);
-        DSPARK__UNROLL
-        for (size_t i = 0; how != NONE && i < GROUP_VECTORS; i++) {
+        if (how == NONE) continue;
+        for (size_t i = 0; i < GROUP_VECTORS; i++) { /* the rare way: left to the compiler */
             __m256i entry = _mm256_load_si256((const void *)(w + LANES * i));
             _mm256_store_si256((void *)(w + LANES * i), apply(entry, s->of[i % REGISTERS], how));
         }
