@@ -117,36 +117,8 @@ static void strided_and_misaligned_rows(void **state)
 /* The fp64 twin: the bf16 result must be near it, and must be rotated by the position. */
 static void near_fp64(void **state)
 {
-    fixture *f = *state;
-    dspark_error err;
-    host_cache got;
-    size_t n = 9;
-    double *entries = malloc(f->n_layers * n * f->width * sizeof *entries);
-    assert_non_null(entries);
-    dspark_context *ctx = open_context(f, DSPARK_ISA_AUTO, 2, DSPARK_PATH_ONEPASS, 0);
-    dspark_batch b = batch_of(f, 0, n);
-    check(dspark_context_fp64(ctx, &b, entries, &err), DSPARK_OK, &err);
-    open_cache(&got, f, DSPARK_CACHE_BF16);
-    check(dspark_context_run(ctx, &b, &got.view, NULL, &err), DSPARK_OK, &err);
-    double worst = 0, power = 0;
-    for (size_t l = 0; l < f->n_layers; l++)
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < f->width; j++) {
-                uint16_t v;
-                float x;
-                uint32_t u;
-                memcpy(&v, (unsigned char *)got.layers[l] + ((size_t)f->slots[i] * f->width + j) * 2, 2);
-                u = (uint32_t)v << 16;
-                memcpy(&x, &u, 4);
-                double want = entries[(l * n + i) * f->width + j];
-                worst = fmax(worst, fabs(x - want));
-                power += want * want;
-            }
-    power = sqrt(power / (double)(f->n_layers * n * f->width));
-    if (!(worst < 0.04 * power)) fail_msg("worst error %.3g at rms %.3g", worst, power);
-    free(entries);
-    free(got.memory);
-    dspark_context_free(ctx);
+    double error = error_of_fp64(*state, 9);
+    if (!(error < 0.04)) fail_msg("worst error %.3g of the rms", error);
 }
 
 /* ---- threads of the host, floating-point state of the host ---- */

@@ -110,36 +110,6 @@ static void copy_scaled(char *dir, size_t cap, const char *from, const char *suf
 
 /* ---- one answer ---- */
 
-static double error_of_fp64(const fixture *f, size_t n)
-{
-    dspark_error err;
-    host_cache got;
-    double *entries = malloc(f->n_layers * n * f->width * sizeof *entries), worst = 0, power = 0;
-    assert_non_null(entries);
-    dspark_context *ctx = open_context(f, DSPARK_ISA_AUTO, 2, DSPARK_PATH_ONEPASS, 0);
-    dspark_batch b = batch_of(f, 0, n);
-    check(dspark_context_fp64(ctx, &b, entries, &err), DSPARK_OK, &err);
-    open_cache(&got, f, DSPARK_CACHE_BF16);
-    check(dspark_context_run(ctx, &b, &got.view, NULL, &err), DSPARK_OK, &err);
-    for (size_t l = 0; l < f->n_layers; l++)
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < f->width; j++) {
-                uint16_t v;
-                float x;
-                uint32_t u;
-                memcpy(&v, (unsigned char *)got.layers[l] + ((size_t)f->slots[i] * f->width + j) * 2, 2);
-                u = (uint32_t)v << 16;
-                memcpy(&x, &u, 4);
-                double want = entries[(l * n + i) * f->width + j];
-                worst = fmax(worst, fabs(x - want));
-                power += want * want;
-            }
-    free(entries);
-    free(got.memory);
-    dspark_context_free(ctx);
-    return worst / sqrt(power / (double)(f->n_layers * n * f->width));
-}
-
 static void every_format_has_one_answer(void **state)
 {
     (void)state;
@@ -205,18 +175,6 @@ static void a_merged_linear_may_be_mixed(void **state)
 }
 
 /* ---- each shard keeps its own scale ---- */
-
-static float entry_value(const host_cache *h, const fixture *f, size_t layer, size_t row, size_t column)
-{
-    uint16_t v;
-    uint32_t u;
-    float x;
-    memcpy(&v, (unsigned char *)h->layers[layer] +
-                   ((size_t)f->slots[row] * f->width + column) * 2, 2);
-    u = (uint32_t)v << 16;
-    memcpy(&x, &u, 4);
-    return x;
-}
 
 static size_t latent_of(const fixture *f)
 {

@@ -1,6 +1,7 @@
 /* The fixture of the context tests. */
 #include "support/fixture.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -187,4 +188,41 @@ void compare_everything(const fixture *f, dspark_cache_dtype dtype, size_t n, in
                 }
     }
     free(want.memory);
+}
+
+float entry_value(const host_cache *h, const fixture *f, size_t layer, size_t row, size_t column)
+{
+    uint16_t v;
+    uint32_t u;
+    float x;
+    memcpy(&v, (unsigned char *)h->layers[layer] +
+                   ((size_t)f->slots[row] * f->width + column) * 2, 2);
+    u = (uint32_t)v << 16;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+double error_of_fp64(const fixture *f, size_t n)
+{
+    dspark_error err;
+    host_cache got;
+    double *entries = malloc(f->n_layers * n * f->width * sizeof *entries), worst = 0, power = 0;
+    assert_non_null(entries);
+    dspark_context *ctx = open_context(f, DSPARK_ISA_AUTO, 2, DSPARK_PATH_ONEPASS, 0);
+    dspark_batch b = batch_of(f, 0, n);
+    check(dspark_context_fp64(ctx, &b, entries, &err), DSPARK_OK, &err);
+    open_cache(&got, f, DSPARK_CACHE_BF16);
+    check(dspark_context_run(ctx, &b, &got.view, NULL, &err), DSPARK_OK, &err);
+    for (size_t l = 0; l < f->n_layers; l++)
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < f->width; j++) {
+                float x = entry_value(&got, f, l, i, j);
+                double want = entries[(l * n + i) * f->width + j];
+                worst = fmax(worst, fabs(x - want));
+                power += want * want;
+            }
+    free(entries);
+    free(got.memory);
+    dspark_context_free(ctx);
+    return worst / sqrt(power / (double)(f->n_layers * n * f->width));
 }

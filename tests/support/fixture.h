@@ -63,4 +63,9 @@ enum { SAMPLE = 0, LONG_BATCH = MAX_ROWS };
  * thorough: a sample of the combinations. */
 void compare_everything(const fixture *f, dspark_cache_dtype dtype, size_t n, int thorough);
 
+/* Element `column` of a row's entry in a bf16 cache. */
+float entry_value(const host_cache *h, const fixture *f, size_t layer, size_t row, size_t column);
+/* The largest difference of n rows from the fp64 twin, over the root mean square of its entries. */
+double error_of_fp64(const fixture *f, size_t n);
+
 #endif
