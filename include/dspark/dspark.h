@@ -280,10 +280,23 @@ DSPARK_API const char *dspark_inspection_json(const dspark_inspection *in);
 
 /* Parts of the weights that are packed at opening. Only what is asked for becomes resident. */
 #define DSPARK_PART_CONTEXT 1u /* fc_norm, context_proj, context_norm, kv_a of every layer */
-#define DSPARK_PART_Q_A 2u     /* q_a of every layer: only DSPARK_PATH_FULL needs it */
+#define DSPARK_PART_Q_A 2u     /* q_a of every layer: DSPARK_PATH_FULL and the block need it */
+#define DSPARK_PART_BLOCK 4u   /* the block forward and its heads; brings the two above with it */
 
 typedef struct dspark_model dspark_model;
 
+/* A BF16 matrix that the host holds, row-major, at any alignment. It must outlive the model. */
+typedef struct dspark_host_matrix {
+    const void *data;
+    uint64_t rows, cols;
+    size_t row_stride;          /* bytes; 0 = dense */
+} dspark_host_matrix;
+
+/* A drafter borrows two tensors of its target: the embedding and the LM head. Each is taken from the
+ * first of: the draft's own files, the host (embed_tokens, lm_head), the target's checkpoint. A
+ * target's tensors may lie in any of its files and its lm_head may be quantised; only these two are
+ * read. With a target given, its config.json must agree with the draft's about vocabulary, hidden size
+ * and depth (DSPARK_EMODEL names the key and both values). */
 typedef struct dspark_model_opts {
     size_t struct_size;
     uint32_t parts;             /* 0 = DSPARK_PART_CONTEXT */
@@ -292,6 +305,9 @@ typedef struct dspark_model_opts {
     dspark_progress progress;   /* bytes packed */
     void *progress_user;
     int vllm_compat;            /* merge quantised shards as vLLM does (inexact, for comparing) */
+    const char *target;         /* a directory, for DSPARK_PART_BLOCK; may be NULL */
+    const dspark_host_matrix *embed_tokens; /* [vocab, h]; looked up in place, never copied */
+    const dspark_host_matrix *lm_head;      /* [vocab, h]; packed (copied) */
 } dspark_model_opts;
 DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
 
@@ -461,6 +477,214 @@ DSPARK_API dspark_status dspark_context_states(dspark_context *ctx, const dspark
  * is part of the model's definition. Slow; for `compare`. */
 DSPARK_API dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_batch *batch,
                                              double *entries, dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
+ * Drafting
+ *
+ * A block is the anchor (the target's last token, not yet run through it) and N-1 masks, at positions
+ * position .. position+N-1. Its rows pass the draft's layers over the context entries and each other;
+ * the heads then take N tokens from left to right. The whole trained block is computed, however few
+ * tokens are wanted. Drafting reads the cache and never writes to it: the block's own entries live in
+ * the workspace (rounded as the cache's dtype would round them).
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_drafter_opts {
+    size_t struct_size;
+    dspark_isa isa;
+    uint32_t n_threads;              /* 0 = all processors this process may use */
+    const dspark_parallel *parallel; /* NULL = an own pool of n_threads - 1 threads */
+    const dspark_allocator *allocator;
+    uint32_t max_sequences;          /* sequences of one call that go together; longer calls are cut;
+                                      * 0 = 1 */
+    uint32_t max_tokens;             /* rows per chunk when context is appended; 0 = 512 */
+    uint64_t workspace_limit;        /* bytes; 0 = none. Lowers max_tokens, then max_sequences */
+} dspark_drafter_opts;
+DSPARK_API void dspark_drafter_opts_init(dspark_drafter_opts *opts);
+
+typedef struct dspark_drafter_plan {
+    uint64_t workspace_bytes;  /* context and block together */
+    uint32_t max_sequences;
+    uint32_t max_tokens;
+    uint32_t n_threads;
+} dspark_drafter_plan;
+/* Pure, like dspark_plan_context; n_threads must be given. */
+DSPARK_API dspark_status dspark_plan_drafter(const dspark_config *config,
+                                             const dspark_drafter_opts *opts,
+                                             dspark_drafter_plan *plan, dspark_error *err);
+
+/* The compute side: threads and workspace for context and block. The model (opened with
+ * DSPARK_PART_BLOCK) must outlive it. Serves one caller at a time; any number of drafters may share a
+ * model. Everything is allocated here. */
+typedef struct dspark_drafter dspark_drafter;
+DSPARK_API dspark_status dspark_drafter_create(dspark_drafter **out, const dspark_model *model,
+                                               const dspark_drafter_opts *opts, dspark_error *err);
+DSPARK_API void dspark_drafter_free(dspark_drafter *d);
+DSPARK_API dspark_drafter_plan dspark_drafter_get_plan(const dspark_drafter *d);
+/* The context half of the drafter, for hosts that own their cache: use it for dspark_context_run, not
+ * while a draft is running. Owned by the drafter. */
+DSPARK_API dspark_context *dspark_drafter_context(dspark_drafter *d);
+
+struct dspark_sampling; /* below: temperature, top-k, top-p, min-p */
+
+/* One sequence of a call. The context is a list of n_context cache entries, in order of position:
+ * slots, or a block table (entry i at block_table[i / block_size] * block_size + i % block_size). */
+typedef struct dspark_draft_input {
+    size_t struct_size;
+    int64_t anchor;             /* token id */
+    int64_t position;           /* of the anchor, in the model's range */
+    uint64_t n_context;         /* entries; 0 is allowed */
+    const int64_t *slots;       /* [n_context], all >= 0; or NULL */
+    const int32_t *block_table; /* [n_table], when slots is NULL */
+    size_t n_table;
+    uint64_t window;            /* attend to the last `window` entries only; 0 = all */
+    uint32_t n_draft;           /* tokens wanted, 1 .. N; 0 = N */
+    const struct dspark_sampling *sampling; /* NULL: greedy */
+    uint64_t seed, sequence;    /* key of the noise, with the position (docs/verification.md) */
+} dspark_draft_input;
+DSPARK_API void dspark_draft_input_init(dspark_draft_input *in);
+
+/* What one sequence got. Pointers are the caller's, NULL where not wanted; tokens is needed. */
+typedef struct dspark_draft_output {
+    size_t struct_size;
+    int32_t *tokens;            /* [N] */
+    float *confidence;          /* [N]: probability that token k is accepted when all before it are;
+                                 * 1 without a confidence head */
+    float *confidence_logits;   /* [N] before the sigmoid; 0 without a head */
+    float *probs;               /* [N][vocab]: the distribution drafted from (one-hot when greedy) */
+    uint16_t *logits;           /* [N][vocab] bf16, Markov bias added */
+    uint16_t *base_logits;      /* [N][vocab] bf16, before it */
+    uint16_t *hidden;           /* [N][h] bf16 after final_norm */
+    /* Filled by the call: */
+    dspark_status status;       /* of this sequence */
+    uint32_t n_tokens;          /* tokens given; 0 unless status is DSPARK_OK. Fewer than asked for when
+                                 * a token would lie beyond the model's positions */
+    int beyond_original;        /* 1: the block leaves rope_original_max_positions (YaRN) */
+} dspark_draft_output;
+DSPARK_API void dspark_draft_output_init(dspark_draft_output *out);
+
+/* Draft a block for n sequences, each as if it were alone. All inputs are checked before any work:
+ * DSPARK_EINVAL or DSPARK_ERANGE names the first bad one and nothing is drafted. What goes wrong in
+ * one sequence later is its output's status (DSPARK_ENONFINITE: numbers in the cache, hidden states or
+ * logits that are none), never a token; the others are not touched by it. The call then returns
+ * DSPARK_OK. Allocates nothing. */
+DSPARK_API dspark_status dspark_draft(dspark_drafter *d, const dspark_cache_view *cache,
+                                      const dspark_draft_input *in, dspark_draft_output *out,
+                                      size_t n, dspark_error *err);
+
+/* Where the time of the last dspark_draft went, in nanoseconds. */
+typedef struct dspark_draft_times {
+    uint64_t total;
+    uint64_t embed, norms;      /* norms: RMSNorm, RoPE, residuals, SwiGLU's product */
+    uint64_t qkv_a, q_b, absorb, attention, v_up, o;
+    uint64_t gate_up, down;
+    uint64_t lm_head, markov, confidence, sample;
+} dspark_draft_times;
+DSPARK_API dspark_draft_times dspark_drafter_times(const dspark_drafter *d);
+
+/* ------------------------------------------------------------------------------------------------
+ * Sessions
+ *
+ * One sequence's timeline over a pool of cache blocks. A step of an engine:
+ *
+ *     dspark_session_append(s, d, length, taps of every new target position, ...)   after prefill
+ *     loop:
+ *         dspark_session_draft(s, d, &in, &out)       anchor = the target's last token
+ *         target runs anchor + drafts in one pass, verifies: n_accepted, next token (dspark_verify_*)
+ *         dspark_session_append(s, d, length, taps of the verified rows, ...)
+ *         dspark_session_accept(s, n_accepted)         rows behind the accepted ones vanish
+ *
+ * docs/embedding.md walks through prefill, decode, rejection and prefix-cache hits.
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_pool_opts {
+    size_t struct_size;
+    const dspark_allocator *allocator;
+    dspark_cache_dtype dtype;
+    dspark_tile_scale tile_scale;
+    const float *scales;        /* [n_layers] for the plain fp8 dtypes; copied; NULL = 1.0 */
+    uint32_t block_size;        /* entries in a block; 0 = 64 */
+    uint64_t n_blocks;          /* the hard cap; 0 = as many as max_sessions x max_length needs */
+    uint32_t max_sessions;      /* 0 = 1 */
+    uint64_t max_length;        /* positions of one session; 0 = the model's (with n_blocks: what
+                                 * the blocks hold, if that is less) */
+} dspark_pool_opts;
+DSPARK_API void dspark_pool_opts_init(dspark_pool_opts *opts);
+
+typedef struct dspark_pool_info {
+    uint64_t n_blocks, free_blocks;
+    uint32_t block_size;
+    uint32_t max_sessions, open_sessions;
+    uint64_t max_length;
+    uint64_t bytes;             /* all memory of the pool: entries, tables, sessions */
+    uint64_t bytes_per_position;/* over all layers, no padding */
+} dspark_pool_info;
+/* What a pool with these options takes. Pure. */
+DSPARK_API dspark_status dspark_plan_pool(const dspark_config *config, const dspark_pool_opts *opts,
+                                          dspark_pool_info *info, dspark_error *err);
+
+/* Everything is allocated here; sessions allocate nothing. Thread-safe: sessions of one pool may be
+ * used from different threads at once (each with a drafter of its own); one session serves one caller
+ * at a time. The model must outlive the pool; free closes its sessions. */
+typedef struct dspark_pool dspark_pool;
+DSPARK_API dspark_status dspark_pool_create(dspark_pool **out, const dspark_model *model,
+                                            const dspark_pool_opts *opts, dspark_error *err);
+DSPARK_API void dspark_pool_free(dspark_pool *pool);
+DSPARK_API dspark_pool_info dspark_pool_get_info(dspark_pool *pool);
+
+typedef struct dspark_session dspark_session;
+
+/* An empty timeline. DSPARK_ENOSPACE when max_sessions are open. */
+DSPARK_API dspark_status dspark_session_open(dspark_session **out, dspark_pool *pool,
+                                             dspark_error *err);
+/* Its blocks go back to the pool. Accepts NULL. */
+DSPARK_API void dspark_session_close(dspark_session *s);
+/* Context positions so far: 0 .. length-1 have entries. */
+DSPARK_API uint64_t dspark_session_length(const dspark_session *s);
+
+/* Rows of taps [n, T * tap_width] for positions first .. first+n-1; first must be the length.
+ * A position that is there already or a gap is DSPARK_ERANGE (length says where to go on; rewind to
+ * replace). taps_width is the number of elements that the host believes a row has: another width than
+ * the model's is DSPARK_EINVAL. DSPARK_ENOSPACE when the pool or max_length is exhausted: nothing is
+ * appended. DSPARK_ENONFINITE names a row; rows before its chunk stay appended (length says so). */
+DSPARK_API dspark_status dspark_session_append(dspark_session *s, dspark_drafter *d, uint64_t first,
+                                               const void *taps, size_t taps_width,
+                                               size_t taps_stride, size_t n, dspark_error *err);
+
+/* Draft at position = length. in's position, n_context, slots and block_table are filled here and need
+ * not be set. DSPARK_EINVAL when the drafter serves another model. */
+DSPARK_API dspark_status dspark_session_draft(dspark_session *s, dspark_drafter *d,
+                                              const dspark_draft_input *in,
+                                              dspark_draft_output *out, dspark_error *err);
+/* The same for n sessions of one pool in one pass; each as if alone. A session may occur twice. */
+DSPARK_API dspark_status dspark_sessions_draft(dspark_session *const *s, dspark_drafter *d,
+                                               const dspark_draft_input *in,
+                                               dspark_draft_output *out, size_t n,
+                                               dspark_error *err);
+
+/* The target accepted the first n_accepted of the last draft's tokens: the timeline becomes the
+ * anchor's position + 1 + n_accepted long. The verified rows must have been appended; those behind are
+ * made invisible by a counter, nothing is copied. DSPARK_EINVAL without a draft since the last accept,
+ * with more than was drafted, or when rows are missing. */
+DSPARK_API dspark_status dspark_session_accept(dspark_session *s, uint32_t n_accepted,
+                                               dspark_error *err);
+/* Forget positions from `length` on (<= the present length). Blocks that become empty go back. */
+DSPARK_API dspark_status dspark_session_rewind(dspark_session *s, uint64_t length,
+                                               dspark_error *err);
+/* A second timeline with the same past: full blocks are shared, the last one is copied. */
+DSPARK_API dspark_status dspark_session_fork(dspark_session **out, dspark_session *s,
+                                             dspark_error *err);
+
+/* Snapshot: one safetensors file with the entries, their dtype and scales, and the model's fingerprint.
+ * Written to a temporary name, synced and renamed. */
+DSPARK_API dspark_status dspark_session_save(dspark_session *s, const char *path,
+                                             dspark_error *err);
+/* A new session from a file. DSPARK_EMODEL when the fingerprint, the dtype or a scale is another. */
+DSPARK_API dspark_status dspark_session_load(dspark_session **out, dspark_pool *pool,
+                                             const char *path, dspark_error *err);
+
+/* Drafted and accepted tokens by position since the session was opened or loaded. */
+struct dspark_acceptance;
+DSPARK_API void dspark_session_acceptance(const dspark_session *s, struct dspark_acceptance *out);
 
 /* ------------------------------------------------------------------------------------------------
  * Synthetic checkpoints and dumps

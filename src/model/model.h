@@ -7,6 +7,42 @@
 #include "model/merged_linear.h"
 #include "model/rope.h"
 
+/* A table of bf16 rows that is looked up, not multiplied: a view on a mapped file or the host's memory,
+ * at any alignment. */
+typedef struct dspark__table {
+    const unsigned char *data;
+    size_t row_stride; /* bytes */
+    uint64_t rows;
+    uint32_t cols;
+} dspark__table;
+
+/* What the block forward and the heads need beside the context's weights; zero without
+ * DSPARK_PART_BLOCK. Filled by model_block.c and borrow.c. */
+typedef struct dspark__block_weights {
+    dspark__merged_linear q_b;      /* L shards [H * (P + R), Rq] */
+    dspark__merged_linear w_uk;     /* L * H shards [C, P]: layer l, head h is shard l * H + h; bf16 */
+    dspark__merged_linear w_uv;     /* L * H shards [V, C], likewise */
+    dspark__merged_linear o;        /* L shards [h, H * V] */
+    dspark__merged_linear gate_up;  /* 2 L shards [F, h]: 2l gate, 2l+1 up */
+    dspark__merged_linear down;     /* L shards [h, F] */
+    dspark__merged_linear lm_head;  /* 1 shard [vocab, h] */
+    dspark__merged_linear markov_w2;    /* 1 shard [vocab, r] */
+    dspark__merged_linear markov_mix;   /* gated: [r, h + r]; rnn: [3r, 2r + h]; else no shard */
+    dspark__table embed;            /* [vocab, h] */
+    dspark__table markov_w1;        /* [vocab, r] */
+    uint16_t *norms;                /* one block; the pointers below point into it */
+    size_t norms_bytes;
+    uint16_t *input_norm;           /* [L][h] */
+    uint16_t *q_a_norm;             /* [L][Rq] */
+    uint16_t *post_norm;            /* [L][h] */
+    uint16_t *final_norm;           /* [h] */
+    uint16_t *markov_bias;          /* [r] or [3r] bf16, NULL without markov_mix */
+    uint16_t *confidence;           /* [h (+ r)] bf16, NULL without a confidence head */
+    float confidence_bias;          /* 0 when the file has none */
+    dspark_checkpoint *target;      /* where embed points into, when it was borrowed; or NULL */
+    float softmax_scale;
+} dspark__block_weights;
+
 struct dspark_model {
     dspark_allocator allocator;
     dspark_config config;
@@ -16,7 +52,7 @@ struct dspark_model {
     dspark__rope rope;
     dspark__merged_linear context_proj; /* 1 shard [h, T * tap_width] */
     dspark__merged_linear context_kv;   /* L shards [C + R, h] */
-    dspark__merged_linear q_a;          /* L shards [Rq, h], only with DSPARK_PART_Q_A */
+    dspark__merged_linear q_a;          /* L shards [Rq, h], only with DSPARK_PART_Q_A or _BLOCK */
     uint16_t *norms;                    /* one block; the pointers below point into it */
     size_t norms_bytes;
     uint16_t *fc_norm;                  /* [T][tap_width], NULL without fc_norm */
@@ -25,6 +61,7 @@ struct dspark_model {
     dspark__module *modules;            /* the arrived modules of the context path, for fp64 */
     size_t n_modules;
     char fingerprint[33];
+    dspark__block_weights block;
 };
 
 dspark_status dspark__model_open(dspark_model **out, const char *path,
