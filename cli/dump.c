@@ -67,6 +67,7 @@ static dspark_status check_ids(dump *d, const dspark_config *c, dspark_error *er
     if (!t || t->rank != 1 || (t->dtype != DSPARK_I64 && t->dtype != DSPARK_I32) ||
         t->shape[0] != d->n_rows)
         return fail_tensor(d, "token_ids", err, text, t);
+    d->ids = t;
     for (i = 0; i < d->n_rows; i++) {
         int64_t id = read_i64(t, i);
         if (id >= 0 && id < (int64_t)c->vocab_size) continue;
@@ -123,6 +124,11 @@ dspark_status dump_open(dump *d, const char *path, const dspark_config *config, 
     if (st == DSPARK_OK) st = check_positions(d, err);
     if (st != DSPARK_OK) dump_close(d);
     return st;
+}
+
+int64_t dump_token(const dump *d, uint64_t row)
+{
+    return read_i64(d->ids, row);
 }
 
 /* splitmix64: a counter in, well mixed bits out. */

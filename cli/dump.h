@@ -21,6 +21,7 @@ typedef struct dump {
     int has_verifier;
     int has_positions;
     uint64_t first_position;   /* of the first row, when has_positions */
+    const dspark_tensor *ids;    /* NULL for rows made by dump_make, as states */
     const dspark_tensor *states; /* NULL for rows made by dump_make */
     unsigned char *owned;        /* rows made by dump_make */
 } dump;
@@ -30,6 +31,8 @@ dspark_status dump_open(dump *d, const char *path, const dspark_config *config, 
 /* Rows of pseudo-random taps in memory, roughly normal; the same seed gives the same rows. */
 dspark_status dump_make(dump *d, uint64_t n_rows, uint64_t seed, const dspark_config *config,
                         dspark_error *err);
+/* The token id of a row of a file. */
+int64_t dump_token(const dump *d, uint64_t row);
 /* DSPARK_ENONFINITE naming row and tap when a value of these rows is not finite. */
 dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_error *err);
 /* The position of the first row: what the user said (`given`) or what the dump says; they must not

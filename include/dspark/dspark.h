@@ -540,6 +540,8 @@ typedef struct dspark_draft_input {
     uint32_t n_draft;           /* tokens wanted, 1 .. N; 0 = N */
     const struct dspark_sampling *sampling; /* NULL: greedy */
     uint64_t seed, sequence;    /* key of the noise, with the position (docs/verification.md) */
+    const int32_t *forced;      /* [n_draft] or NULL. Teacher forcing, for measuring: the heads go on from
+                                 * these tokens; tokens and probs are still what they would choose */
 } dspark_draft_input;
 DSPARK_API void dspark_draft_input_init(dspark_draft_input *in);
 
@@ -570,6 +572,12 @@ DSPARK_API void dspark_draft_output_init(dspark_draft_output *out);
 DSPARK_API dspark_status dspark_draft(dspark_drafter *d, const dspark_cache_view *cache,
                                       const dspark_draft_input *in, dspark_draft_output *out,
                                       size_t n, dspark_error *err);
+
+/* The LM head alone: bf16 logits [n][vocab] (logit_scale applied, no Markov bias) of n rows of hidden
+ * states [h] bf16 that have passed the final norm, for example the verifier's own. stride in bytes,
+ * 0 = dense. DSPARK_ENONFINITE names a row. Allocates nothing. */
+DSPARK_API dspark_status dspark_head_logits(dspark_drafter *d, const void *hidden, size_t stride,
+                                            size_t n, uint16_t *logits, dspark_error *err);
 
 /* Where the time of the last dspark_draft went, in nanoseconds. */
 typedef struct dspark_draft_times {
