@@ -169,7 +169,7 @@ static int run_job(const draft_args *a)
     int code;
     memset(&job, 0, sizeof job);
     job.args = a;
-    st = drafting_open(&job.d, &a->drafting, 8, &err);
+    st = drafting_open(&job.d, &a->drafting, NULL, (uint32_t)a->drafting.n_threads, 8, &err);
     if (st == DSPARK_OK) st = dump_open(&job.rows, a->taps, job.d.config, &err);
     if (st == DSPARK_OK) st = read_anchors(&job, &err);
     if (st == DSPARK_OK) st = make_outputs(&job, &err);

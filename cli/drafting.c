@@ -79,21 +79,26 @@ static dspark_status open_model(drafting *d, dspark_error *err)
     return st;
 }
 
-dspark_status drafting_open(drafting *d, const drafting_args *a, uint32_t batch, dspark_error *err)
+dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting *shared,
+                            uint32_t n_threads, uint32_t batch, dspark_error *err)
 {
     dspark_drafter_opts opts;
     dspark_status st;
     memset(d, 0, sizeof *d);
     d->args = a;
     d->batch = batch;
-    if ((st = open_model(d, err)) != DSPARK_OK) return st;
+    d->shared = shared != NULL;
+    if (shared)
+        d->model = shared->model;
+    else if ((st = open_model(d, err)) != DSPARK_OK)
+        return st;
     d->config = dspark_model_config(d->model);
     if (a->n_draft > d->config->block_size)
         return out_set_error(err, DSPARK_EINVAL, "--n-draft", "%" PRIu64 " is not allowed; a block of "
                              "this drafter has %u tokens", a->n_draft, d->config->block_size);
     dspark_drafter_opts_init(&opts);
     opts.isa = (dspark_isa)a->isa;
-    opts.n_threads = (uint32_t)a->n_threads;
+    opts.n_threads = n_threads;
     opts.max_sequences = batch;
     dspark_sampling_init(&d->sampling);
     d->sampling.temperature = (float)a->temperature;
@@ -180,7 +185,7 @@ void drafting_close(drafting *d)
 {
     dspark_drafter_free(d->drafter);
     dspark_cache_free(d->cache);
-    dspark_model_close(d->model);
+    if (!d->shared) dspark_model_close(d->model);
     free(d->block_table);
     memset(d, 0, sizeof *d);
 }

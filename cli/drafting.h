@@ -33,6 +33,7 @@ int drafting_check(const args_command *command, const drafting_args *a);
 typedef struct drafting {
     const drafting_args *args;
     dspark_model *model;
+    int shared;             /* the model belongs to another */
     const dspark_config *config;
     dspark_drafter *drafter;
     dspark_sampling sampling;
@@ -46,8 +47,10 @@ typedef struct drafting {
     double context_seconds;
 } drafting;
 
-/* Open model and drafter; shows progress. `batch` sequences go together. */
-dspark_status drafting_open(drafting *d, const drafting_args *a, uint32_t batch, dspark_error *err);
+/* Open model (with a bar; or take the one of `shared`, which must outlive d) and drafter: n_threads 0 =
+ * all, `batch` sequences go together. */
+dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting *shared,
+                            uint32_t n_threads, uint32_t batch, dspark_error *err);
 /* Compute the entries of all rows of a dump; replaces what was there. bar_label NULL: no bar. */
 dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspark_error *err);
 /* An input that drafts from row `row`'s token as the anchor, over the rows before it. */

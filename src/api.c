@@ -241,6 +241,11 @@ const char *dspark_model_fingerprint(const dspark_model *model)
     return model->fingerprint;
 }
 
+const char *dspark_model_block_fingerprint(const dspark_model *model)
+{
+    return model->block_fingerprint;
+}
+
 /* ---- latent cache ---- */
 
 size_t dspark_cache_entry_bytes(dspark_cache_dtype dtype, uint32_t kv_lora_rank,

@@ -322,6 +322,9 @@ DSPARK_API uint32_t dspark_model_entry_width(const dspark_model *model);
 DSPARK_API uint64_t dspark_model_resident_bytes(const dspark_model *model);
 /* 32 hex digits over config and the data of the context tensors (XXH3-128; docs/formats.md). */
 DSPARK_API const char *dspark_model_fingerprint(const dspark_model *model);
+/* The same over the block's and heads' weights and the LM head (not the embedding, which is looked up
+ * in place); "" without DSPARK_PART_BLOCK. */
+DSPARK_API const char *dspark_model_block_fingerprint(const dspark_model *model);
 
 /* ------------------------------------------------------------------------------------------------
  * Latent cache

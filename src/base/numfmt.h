@@ -35,6 +35,21 @@ static inline uint16_t dspark__f32_to_bf16(float f)
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
+/* A double rounded once: cut to fp32 with the lowest bit set when anything was lost (round to odd), so
+ * that the second rounding sees on which side of a tie it lies. */
+static inline uint16_t dspark__f64_to_bf16(double d)
+{
+    float f = (float)d;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if ((double)f != d && d == d) {
+        if ((d < 0 ? -(double)f : (double)f) > (d < 0 ? -d : d)) bits--;
+        bits |= 1;
+        memcpy(&f, &bits, sizeof f);
+    }
+    return dspark__f32_to_bf16(f);
+}
+
 /* Any alignment. */
 static inline uint16_t dspark__load_u16(const void *p)
 {

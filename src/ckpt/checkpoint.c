@@ -153,11 +153,13 @@ static dspark_status allocate_files(dspark_checkpoint *c, size_t n, dspark_error
 
 /* Every mapped tensor is in the shard it is mapped to, and no shard holds another one. */
 static dspark_status match_index(const dspark_checkpoint *c, const dspark__shard_index *index,
-                                 const char *index_name, dspark_error *err)
+                                 const unsigned char *opened, const char *index_name,
+                                 dspark_error *err)
 {
     for (size_t i = 0; i < index->tensors.n_names; i++) {
         const char *tensor = index->tensors.names[i];
         const char *shard = index->shards.names[index->shard_of[i]];
+        if (!opened[index->shard_of[i]]) continue;
         size_t id = dspark__nametable_find(&c->list.names, tensor);
         if (id == DSPARK__NAMETABLE_NONE)
             return dspark__fail(err, DSPARK_EFORMAT, index_name,
@@ -179,15 +181,38 @@ static dspark_status match_index(const dspark_checkpoint *c, const dspark__shard
     return DSPARK_OK;
 }
 
+/* Which tensors somebody asks for; wanted NULL: all. */
+typedef struct choice {
+    int (*wanted)(void *user, const char *name);
+    void *user;
+} choice;
+
+/* opened[s] = 1 for every shard to open. */
+static void choose_shards(unsigned char *opened, const dspark__shard_index *index,
+                          const choice *which)
+{
+    for (size_t i = 0; i < index->tensors.n_names; i++)
+        if (!which->wanted || which->wanted(which->user, index->tensors.names[i]))
+            opened[index->shard_of[i]] = 1;
+}
+
 static dspark_status open_shards(dspark_checkpoint *c, int folder, const char *index_name,
-                                 dspark_error *err)
+                                 const choice *which, dspark_error *err)
 {
     dspark__shard_index index;
+    unsigned char *opened = NULL;
     dspark_status st = dspark__shard_index_read(&index, folder, index_name, err);
     if (st != DSPARK_OK) return st;
     if ((st = allocate_files(c, index.shards.n_names, err)) != DSPARK_OK) goto done;
+    opened = calloc(index.shards.n_names, 1);
+    if (!opened) {
+        st = dspark__fail_nomem(err, "the list of shards", index.shards.n_names);
+        goto done;
+    }
+    choose_shards(opened, &index, which);
     for (size_t i = 0; i < index.shards.n_names; i++) {
         const char *shard = index.shards.names[index.order[i]];
+        if (!opened[index.order[i]]) continue;
         if (!exists(folder, shard) && errno == ENOENT) {
             st = dspark__fail(err, DSPARK_EIO, shard,
                               "%s maps tensors to this file, which does "
@@ -199,24 +224,28 @@ static dspark_status open_shards(dspark_checkpoint *c, int folder, const char *i
         if (st != DSPARK_OK) goto done;
         c->n_files++;
     }
-    st = match_index(c, &index, index_name, err);
+    st = match_index(c, &index, opened, index_name, err);
 done:
+    free(opened);
     dspark__shard_index_free(&index);
     return st;
 }
 
-dspark_status dspark__checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err)
+dspark_status dspark__checkpoint_open_some(dspark_checkpoint **out, const char *path,
+                                           int (*wanted)(void *user, const char *name), void *user,
+                                           dspark_error *err)
 {
     dspark_status st;
     int folder = -1;
     char name[256];
+    choice which = {wanted, user};
 
     *out = NULL;
     dspark_checkpoint *c = calloc(1, sizeof *c);
     if (!c) return dspark__fail_nomem(err, "a checkpoint", sizeof *c);
     if ((st = locate(path, &folder, name, err)) != DSPARK_OK) goto fail;
     if (ends_with(name, INDEX_SUFFIX)) {
-        st = open_shards(c, folder, name, err);
+        st = open_shards(c, folder, name, &which, err);
     } else if ((st = allocate_files(c, 1, err)) == DSPARK_OK) {
         st = dspark__st_open(&c->files[0], folder, name, &c->list, err);
         c->n_files = st == DSPARK_OK;
@@ -229,6 +258,11 @@ fail:
     if (folder >= 0) close(folder);
     dspark__checkpoint_close(c);
     return st;
+}
+
+dspark_status dspark__checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err)
+{
+    return dspark__checkpoint_open_some(out, path, NULL, NULL, err);
 }
 
 void dspark__checkpoint_close(dspark_checkpoint *c)

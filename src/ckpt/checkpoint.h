@@ -6,6 +6,12 @@
 #include "dspark/dspark.h"
 
 dspark_status dspark__checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err);
+/* Only the shards that hold a tensor which `wanted` says yes to (with every tensor they hold); the
+ * others need not exist. A directory with one file, or a file, is opened whole. A directory in which
+ * nothing is wanted is a checkpoint without tensors. */
+dspark_status dspark__checkpoint_open_some(dspark_checkpoint **out, const char *path,
+                                           int (*wanted)(void *user, const char *name), void *user,
+                                           dspark_error *err);
 void dspark__checkpoint_close(dspark_checkpoint *c);
 size_t dspark__checkpoint_count(const dspark_checkpoint *c);
 const dspark_tensor *dspark__checkpoint_at(const dspark_checkpoint *c, size_t i);

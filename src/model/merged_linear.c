@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/status.h"
+#include "quant/parts.h"
 
 /* Up to this many rows one call takes the whole of k: the weights are read once, as streams. */
 #define FEW_ROWS 16u
@@ -105,6 +106,22 @@ dspark_status dspark__merged_linear_init(dspark__merged_linear *ml, const char *
         ml->shards[s].n_panels = (uint32_t)dspark__ceil_div_u64(rows[s], DSPARK__PANEL);
     }
     return DSPARK_OK;
+}
+
+dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const char *name, uint32_t k,
+                                              uint32_t n_shards, uint32_t rows,
+                                              const dspark_allocator *allocator,
+                                              dspark_error *err)
+{
+    dspark_allocator a = dspark__allocator_or_default(allocator);
+    size_t bytes = (size_t)n_shards * sizeof(uint32_t);
+    uint32_t *each = dspark__alloc(&a, bytes, 64);
+    memset(ml, 0, sizeof *ml);
+    if (!each) return dspark__fail_nomem(err, name, bytes);
+    for (uint32_t s = 0; s < n_shards; s++) each[s] = rows;
+    dspark_status st = dspark__merged_linear_init(ml, name, k, n_shards, each, allocator, err);
+    dspark__free(&a, each, bytes);
+    return st;
 }
 
 void dspark__merged_linear_free(dspark__merged_linear *ml)
@@ -255,6 +272,22 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
         *shard = (dspark__shard){.rows = shard->rows, .n_panels = shard->n_panels};
         return st;
     }
+    ml->bytes += shard->bytes;
+    ml->n_filled++;
+    return DSPARK_OK;
+}
+
+dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
+                                               const uint16_t *w, dspark_error *err)
+{
+    dspark__shard *shard = &ml->shards[s];
+    if (shard->scheme)
+        return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
+    shard->packing = dspark__packing_bf16;
+    dspark_status st = take_memory(ml, shard, err);
+    if (st != DSPARK_OK) return st;
+    dspark__pack_bf16((uint16_t *)(void *)shard->codes, w, shard->rows, ml->k);
+    shard->scheme = &dspark__scheme_bf16;
     ml->bytes += shard->bytes;
     ml->n_filled++;
     return DSPARK_OK;

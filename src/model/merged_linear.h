@@ -46,6 +46,11 @@ extern const dspark__packing dspark__packing_bf16;
 dspark_status dspark__merged_linear_init(dspark__merged_linear *ml, const char *name, uint32_t k,
                                          uint32_t n_shards, const uint32_t *rows,
                                          const dspark_allocator *allocator, dspark_error *err);
+/* The same with n_shards shards of `rows` each. */
+dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const char *name, uint32_t k,
+                                              uint32_t n_shards, uint32_t rows,
+                                              const dspark_allocator *allocator,
+                                              dspark_error *err);
 void dspark__merged_linear_free(dspark__merged_linear *ml);
 
 /* Where a shard's weights come from and who hears of it. */
@@ -64,6 +69,10 @@ typedef struct dspark__fill {
  * shape differs, DSPARK_ECANCELLED, DSPARK_ENOMEM. */
 dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
                                          const dspark__fill *fill, dspark_error *err);
+
+/* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
+dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
+                                               const uint16_t *w, dspark_error *err);
 
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);

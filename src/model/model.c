@@ -13,6 +13,7 @@
 #include "ckpt/family.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
+#include "model/model_fill.h"
 #include "quant/check.h"
 #include "quant/quant_file.h"
 
@@ -57,91 +58,44 @@ const dspark__module *dspark__model_context_kv(const dspark_model *m, uint32_t l
 
 /* ---- the weight stream's visitor: sort arrivals into modules ---- */
 
-static dspark_status add_part(dspark__module *module, const dspark__arrival *a, dspark_error *err)
-{
-    const char *name = a->tensor->name;
-    size_t n = strlen(name), s = strlen(a->suffix);
-    if (module->n_parts == DSPARK__MODULE_PARTS || n <= s || n - s - 1 >= sizeof module->name)
-        return dspark__fail(err, DSPARK_EMODEL, name, "module has too many tensors or a name too "
-                                                      "long");
-    if (dspark__module_part(module, a->suffix))
-        return dspark__fail(err, DSPARK_EMODEL, name, "%s arrived twice for one module", a->suffix);
-    if (module->n_parts == 0) {
-        memcpy(module->name, name, n - s - 1);
-        module->name[n - s - 1] = 0;
-    }
-    module->parts[module->n_parts].suffix = a->suffix;
-    module->parts[module->n_parts].tensor = a->tensor;
-    module->n_parts++;
-    return DSPARK_OK;
-}
-
 static dspark_status take_arrival(void *user, const dspark__arrival *a, dspark_error *err)
 {
     dspark_model *m = user;
     const dspark_config *c = &m->config;
+    size_t place = m->parts & DSPARK_PART_BLOCK
+                       ? dspark__block_place(c, a->target, a->index, a->shard)
+                       : SIZE_MAX;
+    if (place != SIZE_MAX)
+        return dspark__module_add(&m->modules[count_places(c) + place], a->suffix, a->tensor, err);
     switch (a->target) {
-    case DSPARK__T_CONTEXT_PROJ: return add_part(&m->modules[place_context_proj()], a, err);
-    case DSPARK__T_CONTEXT_KV: return add_part(&m->modules[place_context_kv((uint32_t)a->shard)], a, err);
+    case DSPARK__T_CONTEXT_PROJ: return dspark__module_add(&m->modules[place_context_proj()], a->suffix, a->tensor, err);
+    case DSPARK__T_CONTEXT_KV: return dspark__module_add(&m->modules[place_context_kv((uint32_t)a->shard)], a->suffix, a->tensor, err);
     case DSPARK__T_QKV_A:
         if (a->shard != 0) return DSPARK_OK;
-        return add_part(&m->modules[place_q_a(c, a->index)], a, err);
+        return dspark__module_add(&m->modules[place_q_a(c, a->index)], a->suffix, a->tensor, err);
     case DSPARK__T_FC_NORM:
         if (!c->fc_norm) return DSPARK_OK;
-        return add_part(&m->modules[place_norm(c, a->target, a->index)], a, err);
+        return dspark__module_add(&m->modules[place_norm(c, a->target, a->index)], a->suffix, a->tensor, err);
     case DSPARK__T_CONTEXT_NORM:
-    case DSPARK__T_KV_A_NORM: return add_part(&m->modules[place_norm(c, a->target, a->index)], a, err);
+    case DSPARK__T_KV_A_NORM: return dspark__module_add(&m->modules[place_norm(c, a->target, a->index)], a->suffix, a->tensor, err);
     default: return DSPARK_OK; /* the block path's weights */
     }
 }
 
 /* ---- filling ---- */
 
-typedef struct fill_state {
-    const dspark_model_opts *opts;
-    uint64_t done, total;
-} fill_state;
-
-static int report_step(void *user, uint64_t bytes)
+static dspark_status fill_norm(dspark__filler *f, dspark__target target, uint32_t index, uint64_t n,
+                               const char *name, uint16_t *to, dspark_error *err)
 {
-    fill_state *f = user;
-    f->done += bytes;
-    return f->opts->progress ? f->opts->progress(f->opts->progress_user, f->done, f->total) : 0;
+    const dspark_model *m = f->model;
+    return dspark__fill_vector(f, &m->modules[place_norm(&m->config, target, index)], "weight", name, n,
+                               to, err);
 }
 
-static void digest_tensor(dspark__digest *d, const char *name, uint64_t rows, uint64_t k)
-{
-    uint64_t shape[2] = {rows, k};
-    dspark__digest_update(d, name, strlen(name) + 1);
-    dspark__digest_update(d, shape, sizeof shape);
-}
-
-static dspark_status fill_norm(dspark_model *m, dspark__target target, uint32_t index, uint64_t n,
-                               const char *name, uint16_t *to, dspark__digest *d, dspark_error *err)
+static dspark_status fill_norms(dspark__filler *f, dspark_error *err)
 {
     dspark_status st;
-    const dspark__module *module = &m->modules[place_norm(&m->config, target, index)];
-    const dspark_tensor *t = dspark__module_part(module, "weight");
-    if (!t || module->n_parts != 1)
-        return dspark__fail(err, DSPARK_EMODEL, name, "expected one tensor \"weight\", found %u parts",
-                            module->n_parts);
-    if (t->dtype != DSPARK_BF16 || t->rank != 1 || t->shape[0] != n)
-        return dspark__fail(err, DSPARK_EMODEL, t->name, "expected BF16 [%llu], found %s of rank %u",
-                            (unsigned long long)n, dspark__dtype_name(t->dtype), t->rank);
-    if ((st = dspark__checkpoint_verify(m->ckpt, t, err)) != DSPARK_OK) return st;
-    memcpy(to, t->data, n * 2);
-    for (uint64_t i = 0; i < n; i++)
-        if ((to[i] & 0x7f80u) == 0x7f80u)
-            return dspark__fail(err, DSPARK_ENONFINITE, t->name, "element %llu is NaN or infinite",
-                                (unsigned long long)i);
-    digest_tensor(d, name, n, 1);
-    dspark__digest_update(d, to, n * 2);
-    return DSPARK_OK;
-}
-
-static dspark_status fill_norms(dspark_model *m, dspark__digest *d, dspark_error *err)
-{
-    dspark_status st;
+    dspark_model *m = f->model;
     const dspark_config *c = &m->config;
     size_t fc = c->fc_norm ? (size_t)c->n_taps * c->tap_width : 0;
     size_t kv = (size_t)c->n_layers * c->kv_lora_rank;
@@ -152,40 +106,17 @@ static dspark_status fill_norms(dspark_model *m, dspark__digest *d, dspark_error
     m->context_norm = m->norms + fc;
     m->kv_a_norm = m->context_norm + c->hidden_size;
     for (uint32_t t = 0; c->fc_norm && t < c->n_taps; t++)
-        if ((st = fill_norm(m, DSPARK__T_FC_NORM, t, c->tap_width, "fc_norm",
-                            m->fc_norm + (size_t)t * c->tap_width, d, err)) != DSPARK_OK)
+        if ((st = fill_norm(f, DSPARK__T_FC_NORM, t, c->tap_width, "fc_norm",
+                            m->fc_norm + (size_t)t * c->tap_width, err)) != DSPARK_OK)
             return st;
-    if ((st = fill_norm(m, DSPARK__T_CONTEXT_NORM, 0, c->hidden_size, "context_norm",
-                        m->context_norm, d, err)) != DSPARK_OK)
+    if ((st = fill_norm(f, DSPARK__T_CONTEXT_NORM, 0, c->hidden_size, "context_norm",
+                        m->context_norm, err)) != DSPARK_OK)
         return st;
     for (uint32_t l = 0; l < c->n_layers; l++)
-        if ((st = fill_norm(m, DSPARK__T_KV_A_NORM, l, c->kv_lora_rank, "kv_a_layernorm",
-                            m->kv_a_norm + (size_t)l * c->kv_lora_rank, d, err)) != DSPARK_OK)
+        if ((st = fill_norm(f, DSPARK__T_KV_A_NORM, l, c->kv_lora_rank, "kv_a_layernorm",
+                            m->kv_a_norm + (size_t)l * c->kv_lora_rank, err)) != DSPARK_OK)
             return st;
     return DSPARK_OK;
-}
-
-/* n_shards equal shards named `name`; modules start at place first. */
-static dspark_status fill_linear(dspark_model *m, dspark__merged_linear *ml, const char *name,
-                                 uint32_t k, uint32_t n_shards, uint32_t rows_each, size_t first,
-                                 dspark__threads *threads, dspark__digest *digest, fill_state *f,
-                                 dspark_error *err)
-{
-    dspark_status st;
-    uint32_t rows[DSPARK_MAX_LAYERS] = {0};
-    for (uint32_t s = 0; s < n_shards; s++) rows[s] = rows_each;
-    if ((st = dspark__merged_linear_init(ml, name, k, n_shards, rows, &m->allocator, err)) != DSPARK_OK)
-        return st;
-    for (uint32_t s = 0; s < n_shards; s++) {
-        if (digest) digest_tensor(digest, name, rows_each, k);
-        if (m->modules[first + s].n_parts == 0) continue; /* _complete names it */
-        dspark__quant_rule rule;
-        dspark__fill fill = {m->ckpt, &m->modules[first + s], &rule, threads, digest, report_step, f};
-        st = dspark__quant_config_rule(m->quant, fill.module->name, &rule, err);
-        if (st == DSPARK_OK) st = dspark__merged_linear_fill(ml, s, &fill, err);
-        if (st != DSPARK_OK) return st;
-    }
-    return dspark__merged_linear_complete(ml, err);
 }
 
 static void digest_config(dspark__digest *d, const dspark_config *c)
@@ -224,10 +155,85 @@ static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const
     return st;
 }
 
+/* Everything of the context path, in the order of its fingerprint. */
+static dspark_status fill_context(dspark__filler *f, dspark_error *err)
+{
+    dspark_status st;
+    dspark_model *m = f->model;
+    const dspark_config *c = &m->config;
+    dspark__digest digest;
+    uint32_t taps_width = c->n_taps * c->tap_width, width = c->kv_lora_rank + c->qk_rope_head_dim;
+    dspark__digest_init(&digest);
+    digest_config(&digest, c);
+    f->digest = &digest;
+    if ((st = fill_norms(f, err)) != DSPARK_OK) return st;
+    st = dspark__fill_linear(f, &m->context_proj, "context_proj", taps_width, 1, c->hidden_size,
+                             dspark__model_context_proj(m), 1, err);
+    if (st == DSPARK_OK)
+        st = dspark__fill_linear(f, &m->context_kv, "context_kv", c->hidden_size, c->n_layers, width,
+                                 dspark__model_context_kv(m, 0), 1, err);
+    if (st != DSPARK_OK) return st;
+    dspark__digest_hex(&digest, m->fingerprint);
+    f->digest = NULL;
+    if (f->opts->vllm_compat) dspark__merged_linear_vllm_compat(&m->context_kv);
+    if (!(m->parts & DSPARK_PART_Q_A)) return DSPARK_OK;
+    return dspark__fill_linear(f, &m->q_a, "q_a", c->hidden_size, c->n_layers, c->q_lora_rank,
+                               &m->modules[place_q_a(c, 0)], 1, err);
+}
+
+/* Layers, heads, and the two tensors that are the target's. */
+static dspark_status fill_block(dspark__filler *f, dspark_error *err)
+{
+    dspark_model *m = f->model;
+    const dspark_config *c = &m->config;
+    const dspark__module *block = m->modules + count_places(c);
+    dspark__digest digest;
+    dspark__digest_init(&digest);
+    f->digest = &digest;
+    dspark_status st = dspark__block_fill(f, block, err);
+    if (st == DSPARK_OK)
+        st = dspark__borrow(f, block + dspark__block_place(c, DSPARK__T_EMBED, 0, -1),
+                            block + dspark__block_place(c, DSPARK__T_LM_HEAD, 0, -1), err);
+    f->digest = NULL;
+    if (st == DSPARK_OK) dspark__digest_hex(&digest, m->block_fingerprint);
+    return st;
+}
+
+static dspark_status check_parts(dspark_model *m, const dspark_model_opts *opts, dspark_error *err)
+{
+    const uint32_t known = DSPARK_PART_CONTEXT | DSPARK_PART_Q_A | DSPARK_PART_BLOCK;
+    m->parts = opts->parts ? opts->parts : DSPARK_PART_CONTEXT;
+    if (m->parts & ~known)
+        return dspark__fail(err, DSPARK_EINVAL, "parts", "unknown bits in 0x%x", m->parts);
+    if (m->parts & DSPARK_PART_BLOCK) m->parts = known;
+    return DSPARK_OK;
+}
+
+static uint64_t count_work(const dspark_model *m)
+{
+    const dspark_config *c = &m->config;
+    uint64_t rows = c->kv_lora_rank + c->qk_rope_head_dim;
+    if (m->parts & DSPARK_PART_Q_A) rows += c->q_lora_rank;
+    uint64_t work = ((uint64_t)c->hidden_size * c->n_taps * c->tap_width +
+                     (uint64_t)c->n_layers * rows * c->hidden_size) * 2;
+    return m->parts & DSPARK_PART_BLOCK ? work + dspark__block_work(c) : work;
+}
+
+static dspark_status make_modules(dspark_model *m, dspark_error *err)
+{
+    const dspark_config *c = &m->config;
+    m->n_modules = count_places(c);
+    if (m->parts & DSPARK_PART_BLOCK) m->n_modules += dspark__block_places(c);
+    m->modules = dspark__alloc(&m->allocator, m->n_modules * sizeof *m->modules, 64);
+    if (!m->modules) return dspark__fail_nomem(err, "modules", m->n_modules * sizeof *m->modules);
+    memset(m->modules, 0, m->n_modules * sizeof *m->modules);
+    return dspark__weight_stream(m->ckpt, c, take_arrival, m, err);
+}
+
 dspark_status dspark__model_open(dspark_model **out, const char *path,
                                  const dspark_model_opts *opts, dspark_error *err)
 {
-    dspark_status st = DSPARK_ENOMEM;
+    dspark_status st;
     dspark_allocator a = dspark__allocator_or_default(opts->allocator);
     dspark__config_doc *doc = NULL;
     dspark__threads *threads = NULL;
@@ -236,45 +242,20 @@ dspark_status dspark__model_open(dspark_model **out, const char *path,
     if (!m) return dspark__fail_nomem(err, "model", sizeof *m);
     memset(m, 0, sizeof *m);
     m->allocator = a;
-    m->parts = opts->parts ? opts->parts : DSPARK_PART_CONTEXT;
-    if (m->parts & ~(DSPARK_PART_CONTEXT | DSPARK_PART_Q_A)) {
-        st = dspark__fail(err, DSPARK_EINVAL, "parts", "unknown bits in 0x%x", m->parts);
-        goto fail;
-    }
+    if ((st = check_parts(m, opts, err)) != DSPARK_OK) goto fail;
     if ((st = open_files(m, &doc, path, err)) != DSPARK_OK) goto fail;
-    const dspark_config *c = &m->config;
-    if ((st = dspark__rope_init(&m->rope, c, err)) != DSPARK_OK) goto fail;
-
-    m->n_modules = count_places(c);
-    m->modules = dspark__alloc(&a, m->n_modules * sizeof *m->modules, 64);
-    if (!m->modules) {
-        st = dspark__fail_nomem(err, "modules", m->n_modules * sizeof *m->modules);
+    if (doc->context_only && (m->parts & DSPARK_PART_BLOCK)) {
+        st = dspark__fail(err, DSPARK_EMODEL, path,
+                          "holds the tensors of context KV only (dspark_parts): it cannot draft");
         goto fail;
     }
-    memset(m->modules, 0, m->n_modules * sizeof *m->modules);
-    if ((st = dspark__weight_stream(m->ckpt, c, take_arrival, m, err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__rope_init(&m->rope, &m->config, err)) != DSPARK_OK) goto fail;
+    if ((st = make_modules(m, err)) != DSPARK_OK) goto fail;
     if ((st = dspark__threads_create(&threads, opts->n_threads, NULL, &a, err)) != DSPARK_OK) goto fail;
-
-    dspark__digest digest;
-    dspark__digest_init(&digest);
-    digest_config(&digest, c);
-    uint32_t taps_width = c->n_taps * c->tap_width, width = c->kv_lora_rank + c->qk_rope_head_dim;
-    int q = (m->parts & DSPARK_PART_Q_A) != 0;
-    fill_state f = {opts, 0, 0};
-    f.total = ((uint64_t)c->hidden_size * taps_width +
-               (uint64_t)c->n_layers * (width + (q ? c->q_lora_rank : 0)) * c->hidden_size) * 2;
-    if ((st = fill_norms(m, &digest, err)) != DSPARK_OK) goto fail;
-    if ((st = fill_linear(m, &m->context_proj, "context_proj", taps_width, 1, c->hidden_size,
-                          place_context_proj(), threads, &digest, &f, err)) != DSPARK_OK)
-        goto fail;
-    if ((st = fill_linear(m, &m->context_kv, "context_kv", c->hidden_size, c->n_layers, width,
-                          place_context_kv(0), threads, &digest, &f, err)) != DSPARK_OK)
-        goto fail;
-    dspark__digest_hex(&digest, m->fingerprint);
-    if (opts->vllm_compat) dspark__merged_linear_vllm_compat(&m->context_kv);
-    if (q && (st = fill_linear(m, &m->q_a, "q_a", c->hidden_size, c->n_layers, c->q_lora_rank,
-                               place_q_a(c, 0), threads, NULL, &f, err)) != DSPARK_OK)
-        goto fail;
+    dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .threads = threads,
+                        .opts = opts, .total = count_work(m)};
+    if ((st = fill_context(&f, err)) != DSPARK_OK) goto fail;
+    if ((m->parts & DSPARK_PART_BLOCK) && (st = fill_block(&f, err)) != DSPARK_OK) goto fail;
     dspark__threads_free(threads);
     dspark__config_free(doc);
     *out = m;
@@ -290,6 +271,7 @@ void dspark__model_close(dspark_model *m)
 {
     if (!m) return;
     dspark_allocator a = m->allocator;
+    dspark__block_free(m);
     dspark__merged_linear_free(&m->context_proj);
     dspark__merged_linear_free(&m->context_kv);
     dspark__merged_linear_free(&m->q_a);
@@ -302,5 +284,6 @@ void dspark__model_close(dspark_model *m)
 
 uint64_t dspark__model_resident_bytes(const dspark_model *m)
 {
-    return m->context_proj.bytes + m->context_kv.bytes + m->q_a.bytes + m->norms_bytes;
+    return m->context_proj.bytes + m->context_kv.bytes + m->q_a.bytes + m->norms_bytes +
+           dspark__block_bytes(m);
 }

@@ -61,6 +61,7 @@ struct dspark_model {
     dspark__module *modules;            /* the arrived modules of the context path, for fp64 */
     size_t n_modules;
     char fingerprint[33];
+    char block_fingerprint[33];         /* "" without DSPARK_PART_BLOCK */
     dspark__block_weights block;
 };
 
