@@ -49,6 +49,13 @@ DSPARK__INLINE float canonical_nan(float f)
     return f != f ? dspark__f32_from_bits(0x7fc00000u) : f;
 }
 
+/* argmax orders bf16 by keys: the bits of a positive value; of a negative one with the magnitude
+ * inverted, as a signed number. Back: fp32 bits of the value of a key. */
+DSPARK__INLINE uint32_t order_value(int key)
+{
+    return ((uint32_t)(key < 0 ? key ^ 0x7fff : key) & 0xffffu) << 16;
+}
+
 /* Values are clamped to the largest finite one before rounding: what lies above would round or
  * saturate to it anyway. */
 typedef struct fp8_format {
@@ -75,6 +82,18 @@ void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scale
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first);
 void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                          size_t n_rows, size_t n_out);
+void dspark__softmax_piece__ref(const dspark__softmax_piece *s);
+void dspark__scale_rows__ref(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__ref(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__ref(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__ref(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__ref(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__ref(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__ref(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
@@ -90,6 +109,18 @@ void dspark__scale_add__avx2(float *sum, const float *acc, const float *s, size_
                              int first);
 void dspark__finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                           size_t n_rows, size_t n_out);
+void dspark__softmax_piece__avx2(const dspark__softmax_piece *s);
+void dspark__scale_rows__avx2(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__avx2(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__avx2(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__avx2(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__avx2(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__avx2(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__avx2(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
@@ -105,6 +136,18 @@ void dspark__scale_add__avx512(float *sum, const float *acc, const float *s, siz
                                int first);
 void dspark__finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                             size_t n_rows, size_t n_out);
+void dspark__softmax_piece__avx512(const dspark__softmax_piece *s);
+void dspark__scale_rows__avx512(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__avx512(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__avx512(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__avx512(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__avx512(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__avx512(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 
