@@ -8,6 +8,7 @@
 #include "ckpt/synth.h"
 #include "ckpt/writer.h"
 #include "model/context.h"
+#include "model/drafter.h"
 #include "model/inspect.h"
 #include "model/probe.h"
 #include "quant/encode.h"
@@ -398,6 +399,103 @@ dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_batch *batch
     if (st != DSPARK_OK) return st;
     if (!ctx || !batch || (b.n_tokens && !entries)) return fail_null(err, "context, batch or entries");
     return dspark__context_fp64(ctx, &b, entries, err);
+}
+
+/* ---- drafting ---- */
+
+void dspark_drafter_opts_init(dspark_drafter_opts *opts)
+{
+    if (opts) *opts = (dspark_drafter_opts){.struct_size = sizeof *opts};
+}
+
+void dspark_draft_input_init(dspark_draft_input *in)
+{
+    if (in) *in = (dspark_draft_input){.struct_size = sizeof *in};
+}
+
+void dspark_draft_output_init(dspark_draft_output *out)
+{
+    if (out) *out = (dspark_draft_output){.struct_size = sizeof *out};
+}
+
+dspark_status dspark_plan_drafter(const dspark_config *config, const dspark_drafter_opts *opts,
+                                  dspark_drafter_plan *plan, dspark_error *err)
+{
+    dspark_drafter_opts own;
+    dspark_drafter_opts_init(&own);
+    dspark_status st = take_opts(&own, sizeof own, opts, "drafter options", err);
+    if (st != DSPARK_OK) return st;
+    if (!config || !plan) return fail_null(err, "config or plan");
+    if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
+    return dspark__plan_drafter(config, &own, plan, err);
+}
+
+dspark_status dspark_drafter_create(dspark_drafter **out, const dspark_model *model,
+                                    const dspark_drafter_opts *opts, dspark_error *err)
+{
+    dspark_drafter_opts own;
+    dspark_drafter_opts_init(&own);
+    dspark_status st = take_opts(&own, sizeof own, opts, "drafter options", err);
+    if (!out) return fail_null(err, "out");
+    *out = NULL;
+    if (st != DSPARK_OK) return st;
+    if (!model) return fail_null(err, "model");
+    return dspark__drafter_create(out, model, &own, err);
+}
+
+void dspark_drafter_free(dspark_drafter *d)
+{
+    dspark__drafter_free(d);
+}
+
+dspark_drafter_plan dspark_drafter_get_plan(const dspark_drafter *d)
+{
+    return d->plan;
+}
+
+dspark_context *dspark_drafter_context(dspark_drafter *d)
+{
+    return dspark__drafter_context(d);
+}
+
+dspark_draft_times dspark_drafter_times(const dspark_drafter *d)
+{
+    return d->times;
+}
+
+/* Elements of arrays: their size must be this library's own. */
+static dspark_status check_drafts(const dspark_draft_input *in, const dspark_draft_output *out, size_t n,
+                                  dspark_error *err)
+{
+    if (n && (!in || !out)) return fail_null(err, "in or out");
+    for (size_t i = 0; i < n; i++)
+        if (in[i].struct_size != sizeof *in || out[i].struct_size != sizeof *out)
+            return dspark__fail(err, DSPARK_EINVAL, "draft input or output",
+                                "struct_size %zu and %zu, this library has %zu and %zu: call their _init "
+                                "functions",
+                                in[i].struct_size, out[i].struct_size, sizeof *in, sizeof *out);
+    return DSPARK_OK;
+}
+
+dspark_status dspark_draft(dspark_drafter *d, const dspark_cache_view *cache,
+                           const dspark_draft_input *in, dspark_draft_output *out, size_t n,
+                           dspark_error *err)
+{
+    dspark_cache_view view;
+    dspark_cache_view_init(&view);
+    dspark_status st = take_opts(&view, sizeof view, cache, "cache view", err);
+    if (st != DSPARK_OK) return st;
+    if (!d || !cache) return fail_null(err, "drafter or cache");
+    if ((st = check_drafts(in, out, n, err)) != DSPARK_OK) return st;
+    return dspark__draft(d, &view, in, out, n, err);
+}
+
+dspark_status dspark_head_logits(dspark_drafter *d, const void *hidden, size_t stride, size_t n,
+                                 uint16_t *logits, dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!d || (n && (!hidden || !logits))) return fail_null(err, "drafter, hidden or logits");
+    return dspark__head_logits(d, hidden, stride, n, logits, err);
 }
 
 /* ---- synthetic files ---- */

@@ -69,6 +69,31 @@ typedef struct fp8_format {
 static const fp8_format FP8_E4M3 = {3, 0x43e00000u, 0x3c800000u, 0x46800000u, 120u << 3};
 static const fp8_format FP8_E5M2 = {2, 0x47600000u, 0x38800000u, 0x43000000u, 112u << 2};
 
+/* fp8 codes to bf16, in 16-bit lanes: normal magnitudes are shifted and get another exponent, subnormal
+ * ones are looked up. When the scale is a power of two that keeps all values normal, both hold it
+ * already and nothing is left to multiply: the product is exact. */
+typedef struct fp8_values {
+    uint16_t small[8]; /* bf16 of magnitudes 0 .. 7; those of e4m3's or e5m2's subnormals count */
+    int rebias;
+    int exact;         /* the scale is in */
+} fp8_values;
+
+DSPARK__INLINE fp8_values fp8_prepare(fp8_format f, float scale)
+{
+    const uint32_t u = dspark__f32_bits(scale), exponent = u >> 23; /* of a positive scale */
+    fp8_values v = {{0}, (int)(f.rebias << (7 - f.mantissa_bits)), 0};
+    v.exact = (u & 0x7fffffu) == 0 && exponent > 27 && exponent < 227;
+    int shift = v.exact ? (int)exponent - 127 : 0;
+    for (uint32_t m = 1; m < 1u << f.mantissa_bits; m++) {
+        int log2 = m >= 4 ? 2 : m >= 2; /* m = 1.xx * 2^log2 units */
+        uint32_t fraction = (m << (7 - log2)) & 0x7fu;
+        uint32_t unit = (f.min_normal_bits >> 23) - f.mantissa_bits;
+        v.small[m] = (uint16_t)((unit + (uint32_t)(log2 + shift)) << 7 | fraction);
+    }
+    v.rebias += shift * 128;
+    return v;
+}
+
 void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
 float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,

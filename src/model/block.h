@@ -8,6 +8,9 @@
 #include "model/latent_cache.h"
 #include "model/model.h"
 
+/* Sequences of one pass at most: what they are described by lies on the stack. */
+#define DSPARK__MAX_SEQUENCES 256u
+
 /* The context of one sequence: entry i of the list is cache slot dspark__context_slot(.., i). */
 typedef struct dspark__context_list {
     const int64_t *slots;       /* or NULL */

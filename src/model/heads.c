@@ -197,6 +197,14 @@ static void scale_logits(const dspark__heads *h, uint16_t *logits, size_t n)
         logits[i] = dspark__f32_to_bf16(dspark__bf16_to_f32(logits[i]) * scale);
 }
 
+void dspark__heads_logits(const dspark__heads *h, const void *x, size_t x_stride, size_t n,
+                          uint16_t *out)
+{
+    const size_t vocab = h->model->config.vocab_size;
+    run_linear(h, &h->model->block.lm_head, x, x_stride, n, out, vocab);
+    scale_logits(h, out, n * vocab);
+}
+
 /* The bias rows of one step for the sequences that are still drafting; prev[i] < vocab. */
 static void markov_step(const dspark__heads *h, uint32_t step, const int64_t *prev)
 {
@@ -320,9 +328,8 @@ void dspark__heads_run(const dspark__heads *h)
     for (i = 0; i < h->n; i++)
         if (h->out[i].status == DSPARK_OK && h->n_tokens[i] > most) most = h->n_tokens[i];
     if (most) {
-        run_linear(h, &h->model->block.lm_head, h->hidden, (size_t)c->hidden_size * 2,
-                   (size_t)h->n * c->block_size, h->views[DSPARK__HEADS_LOGITS], c->vocab_size);
-        scale_logits(h, h->views[DSPARK__HEADS_LOGITS], (size_t)h->n * c->block_size * c->vocab_size);
+        dspark__heads_logits(h, h->hidden, (size_t)c->hidden_size * 2, (size_t)h->n * c->block_size,
+                             h->views[DSPARK__HEADS_LOGITS]);
     }
     lap(&h->times->lm_head, &t0);
     for (step = 0; step < most; step++) {

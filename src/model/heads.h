@@ -43,4 +43,9 @@ typedef struct dspark__heads {
 /* Fill tokens, confidence, probs, logits, status and n_tokens of every output. */
 void dspark__heads_run(const dspark__heads *h);
 
+/* Base logits of n rows (n <= n_sequences * N) alone: out [n][vocab], logit_scale applied. Uses layout,
+ * views, kern, threads and model of h. */
+void dspark__heads_logits(const dspark__heads *h, const void *x, size_t x_stride, size_t n,
+                          uint16_t *out);
+
 #endif

@@ -6,42 +6,57 @@
 enum { GROUP = 16 }; /* entries at a time: 18 KB of K3's, which stay in L1 for both panels */
 enum { LANES = 8 };
 
-/* Eight codes. The format is a constant in each caller. */
-DSPARK__INLINE __m128i decode_8(const uint8_t *codes, __m256 scale, fp8_format f)
+/* bf16 in the high halves of 8 words times scale, rounded, in the high halves. A NaN must not have a
+ * payload that rounding carries out of. */
+DSPARK__INLINE __m256i multiply_high(__m256i h, __m256 scale)
 {
-    const int shift = 23 - (int)f.mantissa_bits;
-    const int rebias = (int)(f.rebias << shift);
-    const int largest = (int)(f.max_bits - (uint32_t)rebias) >> shift;
-    const __m256 unit =
-        _mm256_castsi256_ps(_mm256_set1_epi32((int)(f.min_normal_bits - (f.mantissa_bits << 23))));
-    __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)codes));
-    __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
-    __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(code, magnitude), 24);
-    __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(1 << f.mantissa_bits), magnitude);
-    __m256i special = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(largest));
-    __m256i v = _mm256_add_epi32(_mm256_slli_epi32(magnitude, shift), _mm256_set1_epi32(rebias));
-    __m256i units = _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), unit));
-    v = _mm256_blendv_epi8(v, units, small);
-    /* e4m3 has one NaN; the highest exponent of e5m2 becomes that of fp32 */
-    if (f.mantissa_bits == 3)
-        v = _mm256_blendv_epi8(v, _mm256_set1_epi32(0x7fc00000), special);
-    else
-        v = _mm256_add_epi32(v, _mm256_and_si256(special, _mm256_set1_epi32(rebias)));
-    __m256 value = _mm256_castsi256_ps(_mm256_or_si256(v, sign));
-    return pack_lanes(round_bf16_lanes(_mm256_mul_ps(value, scale)));
+    __m256i u = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(h), scale));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
+/* 16 codes. The format is a constant in each caller. */
+DSPARK__INLINE __m256i decode_16(const uint8_t *codes, const fp8_values *v, __m256 scale,
+                                 fp8_format f)
+{
+    const __m256i small = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)v->small));
+    const __m256i limit = _mm256_set1_epi16((short)(1 << f.mantissa_bits));
+    const __m256i largest = _mm256_set1_epi16(f.mantissa_bits == 3 ? 0x7e : 0x7c);
+    const __m256i infinity = _mm256_set1_epi16(0x7f80), nan = _mm256_set1_epi16(DSPARK__BF16_NAN);
+    __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)codes));
+    __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
+    __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(code, magnitude), 8);
+    __m256i h = _mm256_slli_epi16(magnitude, 7 - (int)f.mantissa_bits);
+    h = _mm256_add_epi16(h, _mm256_set1_epi16((short)v->rebias));
+    __m256i bytes =
+        _mm256_mullo_epi16(magnitude, _mm256_set1_epi16(0x202)); /* of small[magnitude] */
+    bytes = _mm256_add_epi16(bytes, _mm256_set1_epi16(0x100));
+    h = _mm256_blendv_epi8(h, _mm256_shuffle_epi8(small, bytes),
+                           _mm256_cmpgt_epi16(limit, magnitude));
+    if (f.mantissa_bits == 2) /* e5m2 has infinity, just below its NaNs */
+        h = _mm256_blendv_epi8(h, infinity, _mm256_cmpeq_epi16(magnitude, largest));
+    h = _mm256_blendv_epi8(_mm256_or_si256(h, sign), nan, _mm256_cmpgt_epi16(magnitude, largest));
+    if (v->exact) return h;
+    __m256i even = multiply_high(_mm256_slli_epi32(h, 16), scale);
+    __m256i odd = multiply_high(_mm256_and_si256(h, _mm256_set1_epi32(-65536)), scale);
+    h = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
+    __m256i size = _mm256_and_si256(h, _mm256_set1_epi16(0x7fff));
+    return _mm256_blendv_epi8(h, nan, _mm256_cmpgt_epi16(size, infinity));
 }
 
 DSPARK__INLINE void decode_fp8(uint16_t *y, const uint8_t *codes, size_t n, float scale,
                                fp8_format f)
 {
-    const __m256 factor = _mm256_set1_ps(scale);
+    const fp8_values v = fp8_prepare(f, scale);
+    const __m256 factor = _mm256_set1_ps(canonical_nan(scale));
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES) store_8(y, i, decode_8(codes + i, factor, f));
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((void *)bf16_at_mut(y, i), decode_16(codes + i, &v, factor, f));
     if (i == n) return;
-    uint8_t tail[LANES] = {0};
-    uint16_t tail_y[LANES];
+    uint8_t tail[16] = {0};
+    uint16_t tail_y[16];
     memcpy(tail, codes + i, n - i);
-    store_8(tail_y, 0, decode_8(tail, factor, f));
+    _mm256_storeu_si256((void *)tail_y, decode_16(tail, &v, factor, f));
     memcpy(bf16_at_mut(y, i), tail_y, 2 * (n - i));
 }
 

@@ -5,34 +5,49 @@
 
 enum { GROUP = 16 }; /* entries at a time: 18 KB of K3's, which stay in L1 for both panels */
 
+/* bf16 in the high halves of 16 words times scale, rounded, in the high halves. A NaN must not have a
+ * payload that rounding carries out of. */
+DSPARK__INLINE __m512i multiply_high(__m512i h, __m512 scale)
+{
+    __m512i u = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(h), scale));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
 /* The format is a constant in each caller. */
 DSPARK__INLINE void decode_fp8(uint16_t *y, const uint8_t *codes, size_t n, float scale,
                                fp8_format f)
 {
-    const int shift = 23 - (int)f.mantissa_bits;
-    const int rebias = (int)(f.rebias << shift), limit = 1 << f.mantissa_bits;
-    const int largest = (int)(f.max_bits - (uint32_t)rebias) >> shift;
-    const __m512 factor = _mm512_set1_ps(scale);
-    const __m512 unit =
-        _mm512_castsi512_ps(_mm512_set1_epi32((int)(f.min_normal_bits - (f.mantissa_bits << 23))));
-    for (size_t i = 0; i < n; i += 16) {
-        __mmask16 m = first_lanes(n - i);
-        __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, codes + i));
-        __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
-        __m512i sign = _mm512_slli_epi32(_mm512_xor_si512(code, magnitude), 24);
-        __mmask16 small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(limit));
-        __mmask16 special = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(largest));
-        __m512i v = _mm512_slli_epi32(magnitude, shift);
-        v = _mm512_add_epi32(v, _mm512_set1_epi32(rebias));
-        __m512 units = _mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), unit);
-        v = _mm512_mask_mov_epi32(v, small, _mm512_castps_si512(units));
-        /* e4m3 has one NaN; the highest exponent of e5m2 becomes that of fp32 */
-        if (f.mantissa_bits == 3)
-            v = _mm512_mask_mov_epi32(v, special, _mm512_set1_epi32(0x7fc00000));
-        else
-            v = _mm512_mask_add_epi32(v, special, v, _mm512_set1_epi32(rebias));
-        __m512 value = _mm512_castsi512_ps(_mm512_or_si512(v, sign));
-        store_bf16(y, i, m, _mm512_mul_ps(value, factor));
+    const fp8_values values = fp8_prepare(f, scale);
+    const __m512i small = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)values.small));
+    const __m512i rebias = _mm512_set1_epi16((short)values.rebias);
+    const __m512i limit = _mm512_set1_epi16((short)(1 << f.mantissa_bits));
+    const __m512i largest = _mm512_set1_epi16(f.mantissa_bits == 3 ? 0x7e : 0x7c);
+    const __m512i high = _mm512_set1_epi32(-65536), nan = _mm512_set1_epi16(DSPARK__BF16_NAN);
+    const __m512 factor = _mm512_set1_ps(canonical_nan(scale));
+    for (size_t i = 0; i < n; i += 32) {
+        __mmask32 m = n - i >= 32 ? 0xffffffffu : (1u << (n - i)) - 1;
+        __m512i code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(m, codes + i));
+        __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
+        __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(code, magnitude), 8);
+        __mmask32 is_nan = _mm512_cmpgt_epi16_mask(magnitude, largest);
+        __m512i h = _mm512_slli_epi16(magnitude, 7 - (int)f.mantissa_bits);
+        h = _mm512_add_epi16(h, rebias);
+        h = _mm512_mask_permutexvar_epi16(h, _mm512_cmplt_epi16_mask(magnitude, limit), magnitude,
+                                          small);
+        if (f.mantissa_bits == 2) /* e5m2 has infinity, just below its NaNs */
+            h = _mm512_mask_mov_epi16(h, _mm512_cmpeq_epi16_mask(magnitude, largest),
+                                      _mm512_set1_epi16(0x7f80));
+        h = _mm512_mask_mov_epi16(_mm512_or_si512(h, sign), is_nan, nan);
+        if (!values.exact) {
+            __m512i even = multiply_high(_mm512_slli_epi32(h, 16), factor);
+            __m512i odd = multiply_high(_mm512_and_si512(h, high), factor);
+            h = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
+            __m512i size = _mm512_and_si512(h, _mm512_set1_epi16(0x7fff));
+            is_nan = _mm512_cmpgt_epi16_mask(size, _mm512_set1_epi16(0x7f80));
+            h = _mm512_mask_mov_epi16(h, is_nan, nan);
+        }
+        _mm512_mask_storeu_epi16(bf16_at_mut(y, i), m, h);
     }
 }
 
