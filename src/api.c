@@ -11,6 +11,7 @@
 #include "model/drafter.h"
 #include "model/inspect.h"
 #include "model/probe.h"
+#include "model/session.h"
 #include "quant/encode.h"
 #include "quant/quantize.h"
 
@@ -496,6 +497,144 @@ dspark_status dspark_head_logits(dspark_drafter *d, const void *hidden, size_t s
     dspark__error_clear(err);
     if (!d || (n && (!hidden || !logits))) return fail_null(err, "drafter, hidden or logits");
     return dspark__head_logits(d, hidden, stride, n, logits, err);
+}
+
+/* ---- sessions ---- */
+
+void dspark_pool_opts_init(dspark_pool_opts *opts)
+{
+    if (opts) *opts = (dspark_pool_opts){.struct_size = sizeof *opts};
+}
+
+dspark_status dspark_plan_pool(const dspark_config *config, const dspark_pool_opts *opts,
+                               dspark_pool_info *info, dspark_error *err)
+{
+    dspark_pool_opts own;
+    dspark_pool_opts_init(&own);
+    dspark_status st = take_opts(&own, sizeof own, opts, "pool options", err);
+    if (st != DSPARK_OK) return st;
+    if (!config || !info) return fail_null(err, "config or info");
+    if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
+    return dspark__plan_pool(config, &own, info, err);
+}
+
+dspark_status dspark_pool_create(dspark_pool **out, const dspark_model *model,
+                                 const dspark_pool_opts *opts, dspark_error *err)
+{
+    dspark_pool_opts own;
+    dspark_pool_opts_init(&own);
+    dspark_status st = take_opts(&own, sizeof own, opts, "pool options", err);
+    if (!out) return fail_null(err, "out");
+    *out = NULL;
+    if (st != DSPARK_OK) return st;
+    if (!model) return fail_null(err, "model");
+    return dspark__pool_create(out, model, &own, err);
+}
+
+void dspark_pool_free(dspark_pool *pool)
+{
+    dspark__pool_free(pool);
+}
+
+dspark_pool_info dspark_pool_get_info(dspark_pool *pool)
+{
+    return dspark__pool_get_info(pool);
+}
+
+dspark_status dspark_session_open(dspark_session **out, dspark_pool *pool, dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!out) return fail_null(err, "out");
+    *out = NULL;
+    if (!pool) return fail_null(err, "pool");
+    return dspark__pool_open_session(out, pool, err);
+}
+
+void dspark_session_close(dspark_session *s)
+{
+    if (s && s->open) dspark__pool_close_session(s);
+}
+
+uint64_t dspark_session_length(const dspark_session *s)
+{
+    return s->length;
+}
+
+static dspark_status check_session(const dspark_session *s, dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!s) return fail_null(err, "session");
+    return s->open ? DSPARK_OK : dspark__fail(err, DSPARK_EINVAL, "session", "has been closed");
+}
+
+dspark_status dspark_session_append(dspark_session *s, dspark_drafter *d, uint64_t first,
+                                    const void *taps, size_t taps_width, size_t taps_stride, size_t n,
+                                    dspark_error *err)
+{
+    dspark_status st = check_session(s, err);
+    if (st != DSPARK_OK) return st;
+    if (!d || (n && !taps)) return fail_null(err, "drafter or taps");
+    return dspark__session_append(s, d, first, taps, taps_width, taps_stride, n, err);
+}
+
+dspark_status dspark_sessions_draft(dspark_session *const *s, dspark_drafter *d,
+                                    const dspark_draft_input *in, dspark_draft_output *out, size_t n,
+                                    dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    dspark__error_clear(err);
+    if (!d || (n && !s)) return fail_null(err, "drafter or sessions");
+    for (size_t i = 0; st == DSPARK_OK && i < n; i++) st = check_session(s[i], err);
+    if (st == DSPARK_OK) st = check_drafts(in, out, n, err);
+    return st == DSPARK_OK ? dspark__sessions_draft(s, d, in, out, n, err) : st;
+}
+
+dspark_status dspark_session_draft(dspark_session *s, dspark_drafter *d, const dspark_draft_input *in,
+                                   dspark_draft_output *out, dspark_error *err)
+{
+    return dspark_sessions_draft(&s, d, in, out, 1, err);
+}
+
+dspark_status dspark_session_accept(dspark_session *s, uint32_t n_accepted, dspark_error *err)
+{
+    dspark_status st = check_session(s, err);
+    return st == DSPARK_OK ? dspark__session_accept(s, n_accepted, err) : st;
+}
+
+dspark_status dspark_session_rewind(dspark_session *s, uint64_t length, dspark_error *err)
+{
+    dspark_status st = check_session(s, err);
+    return st == DSPARK_OK ? dspark__session_rewind(s, length, err) : st;
+}
+
+dspark_status dspark_session_fork(dspark_session **out, dspark_session *s, dspark_error *err)
+{
+    dspark_status st = check_session(s, err);
+    if (!out) return fail_null(err, "out");
+    *out = NULL;
+    return st == DSPARK_OK ? dspark__session_fork(out, s, err) : st;
+}
+
+dspark_status dspark_session_save(dspark_session *s, const char *path, dspark_error *err)
+{
+    dspark_status st = check_session(s, err);
+    if (st == DSPARK_OK && !path) return fail_null(err, "path");
+    return st == DSPARK_OK ? dspark__session_save(s, path, err) : st;
+}
+
+dspark_status dspark_session_load(dspark_session **out, dspark_pool *pool, const char *path,
+                                  dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!out) return fail_null(err, "out");
+    *out = NULL;
+    if (!pool || !path) return fail_null(err, "pool or path");
+    return dspark__session_load(out, pool, path, err);
+}
+
+void dspark_session_acceptance(const dspark_session *s, struct dspark_acceptance *out)
+{
+    *out = s->acceptance;
 }
 
 /* ---- synthetic files ---- */

@@ -1,5 +1,6 @@
 /* The block forward: anchor and masks of each sequence through the draft's layers. One stage after the
  * other, each shared out among the threads by rows, heads or panels; no stage splits a sum. */
+#include <float.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -95,6 +96,15 @@ static void lap(uint64_t *where, uint64_t *t0)
 
 /* ---- rows ---- */
 
+/* Row i has met a number that is none. A norm of finite numbers whose squares overflow would go on with
+ * zeros, and an fp8 entry with what infinity saturates to: NaN in the residual stays to the end. */
+static void spoil_row(const dspark__block *b, size_t i)
+{
+    const size_t h = b->model->config.hidden_size;
+    view(b, DSPARK__BLOCK_RESIDUAL)[i * h] = 0x7fc0;
+    view(b, DSPARK__BLOCK_NORMED)[i * h] = 0x7fc0;
+}
+
 /* Embedding row of anchor or mask, its rotation, and the first norm. */
 static void embed_task(void *arg, size_t worker)
 {
@@ -114,7 +124,9 @@ static void embed_task(void *arg, size_t worker)
         memcpy(x, embed->data + id * embed->row_stride, h * 2);
         if (position >= c->max_positions) position = c->max_positions - 1;
         dspark__rope_row(&b->model->rope, (int64_t)position, cos, cos + c->qk_rope_head_dim / 2);
-        b->kern->rmsnorm_bf16(view(b, DSPARK__BLOCK_NORMED) + i * h, x, s->norm, h, c->rms_norm_eps);
+        float sum = b->kern->rmsnorm_bf16(view(b, DSPARK__BLOCK_NORMED) + i * h, x, s->norm, h,
+                                          c->rms_norm_eps);
+        if (!(sum <= FLT_MAX)) spoil_row(b, i);
     }
 }
 
@@ -128,8 +140,9 @@ static void add_norm_task(void *arg, size_t worker)
     for (size_t i; (i = take_unit(s)) < s->m;) {
         uint16_t *x = view(b, DSPARK__BLOCK_RESIDUAL) + i * h;
         b->kern->add_bf16(x, x, view(b, DSPARK__BLOCK_DELTA) + i * h, h);
-        b->kern->rmsnorm_bf16(view(b, DSPARK__BLOCK_NORMED) + i * h, x, s->norm, h,
-                              s->c->rms_norm_eps);
+        float sum = b->kern->rmsnorm_bf16(view(b, DSPARK__BLOCK_NORMED) + i * h, x, s->norm, h,
+                                          s->c->rms_norm_eps);
+        if (!(sum <= FLT_MAX)) spoil_row(b, i);
     }
 }
 
@@ -147,9 +160,13 @@ static void entry_task(void *arg, size_t worker)
         uint16_t *q = view(b, DSPARK__BLOCK_QKV) + i * (rq + width), *kv = q + rq;
         const float *cos = (const float *)b->views[DSPARK__BLOCK_ROPE] + i * rope;
         uint16_t *entry = view(b, DSPARK__BLOCK_ENTRIES) + i * width;
-        b->kern->rmsnorm_bf16(q, q, m->block.q_a_norm + s->layer * rq, rq, c->rms_norm_eps);
-        b->kern->rmsnorm_bf16(entry, kv, m->kv_a_norm + s->layer * latent, latent, c->rms_norm_eps);
+        float q_sum = b->kern->rmsnorm_bf16(q, q, m->block.q_a_norm + s->layer * rq, rq,
+                                            c->rms_norm_eps);
+        float kv_sum = b->kern->rmsnorm_bf16(entry, kv, m->kv_a_norm + s->layer * latent, latent,
+                                             c->rms_norm_eps);
         b->kern->rope_bf16(entry + latent, kv + latent, cos, cos + rope / 2, rope / 2);
+        if (!(q_sum <= FLT_MAX) || !(kv_sum <= FLT_MAX) || !b->kern->finite_bf16(entry, width))
+            spoil_row(b, i);
         if (b->cache->dtype == DSPARK_CACHE_BF16) continue;
         unsigned char *stored = scratch_of(b, worker);
         dspark__cache_encode(b->cache, b->kern, s->layer, stored, entry);
@@ -276,8 +293,8 @@ static void run_mlp(stage *s, uint64_t *t0)
     lap(&b->times->down, t0);
 }
 
-/* A number that went wrong anywhere has reached the hidden states: infinity becomes NaN in a norm, and
- * NaN stays. */
+/* A number that went wrong anywhere has reached the hidden states: infinity becomes NaN in a norm, NaN
+ * stays, and spoil_row sees to the rest. */
 static void check_hidden(const dspark__block *b)
 {
     const dspark_config *c = &b->model->config;

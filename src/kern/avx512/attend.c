@@ -7,6 +7,16 @@
 
 enum { STEP = 16 };
 
+/* The largest of 16 lanes, none of them NaN or all of them. (_mm512_reduce_max_ps promises the
+ * compiler that there is no NaN.) */
+DSPARK__INLINE float largest_lane(__m512 v)
+{
+    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
 /* Scaled scores of one row, in order of the entry; places [n, whole steps of 16) become -infinity,
  * which neither a maximum nor E sees. Returns the largest, most being one of them. */
 DSPARK__INLINE float scale_scores(float *to, const dspark__softmax_piece *s, size_t i, size_t n)
@@ -21,7 +31,7 @@ DSPARK__INLINE float scale_scores(float *to, const dspark__softmax_piece *s, siz
         most = _mm512_max_ps(v, most); /* a NaN in v leaves most as it is */
         _mm512_store_ps(to + j, v);
     }
-    return _mm512_reduce_max_ps(most) + 0.0f;
+    return largest_lane(most) + 0.0f;
 }
 
 DSPARK__INLINE void soften_row(const dspark__softmax_piece *s, size_t i)
