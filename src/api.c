@@ -1,4 +1,7 @@
-/* Every exported function and nothing else: arguments are checked here, the work is elsewhere. */
+/* Exported functions and nothing else: arguments are checked here, the work is elsewhere. Files, models,
+ * context; api_draft.c has drafting, sessions, and what needs no model. */
+#include "api.h"
+
 #include <string.h>
 
 #include "base/digest.h"
@@ -8,17 +11,13 @@
 #include "ckpt/synth.h"
 #include "ckpt/writer.h"
 #include "model/context.h"
-#include "model/drafter.h"
 #include "model/inspect.h"
 #include "model/probe.h"
-#include "model/session.h"
 #include "quant/encode.h"
 #include "quant/quantize.h"
 
-/* Copy a caller's options over the defaults in `own`: an older caller's struct is shorter. NULL keeps
- * the defaults. */
-static dspark_status take_opts(void *own, size_t own_size, const void *theirs, const char *what,
-                               dspark_error *err)
+dspark_status dspark__take_opts(void *own, size_t own_size, const void *theirs, const char *what,
+                                dspark_error *err)
 {
     size_t size;
     dspark__error_clear(err);
@@ -32,7 +31,7 @@ static dspark_status take_opts(void *own, size_t own_size, const void *theirs, c
     return DSPARK_OK;
 }
 
-static dspark_status fail_null(dspark_error *err, const char *what)
+dspark_status dspark__fail_null(dspark_error *err, const char *what)
 {
     return dspark__fail(err, DSPARK_EINVAL, what, "is NULL");
 }
@@ -79,9 +78,9 @@ unsigned dspark_dtype_bits(dspark_dtype dtype)
 dspark_status dspark_checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__checkpoint_open(out, path, err);
 }
 
@@ -121,9 +120,9 @@ void dspark_checkpoint_drop(const dspark_checkpoint *ckpt, const dspark_tensor *
 dspark_status dspark_writer_create(dspark_writer **out, const char *path, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__writer_create(out, path, err);
 }
 
@@ -131,7 +130,7 @@ dspark_status dspark_writer_metadata(dspark_writer *w, const char *key, const ch
                                      dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || !key || !value) return fail_null(err, "writer, key or value");
+    if (!w || !key || !value) return dspark__fail_null(err, "writer, key or value");
     return dspark__writer_metadata(w, key, value, err);
 }
 
@@ -139,7 +138,7 @@ dspark_status dspark_writer_declare(dspark_writer *w, const char *name, dspark_d
                                     uint32_t rank, const uint64_t *shape, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || !name || (rank && !shape)) return fail_null(err, "writer, name or shape");
+    if (!w || !name || (rank && !shape)) return dspark__fail_null(err, "writer, name or shape");
     return dspark__writer_declare(w, name, dtype, rank, shape, err);
 }
 
@@ -147,14 +146,14 @@ dspark_status dspark_writer_data(dspark_writer *w, const void *data, size_t n_by
                                  dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || (n_bytes && !data)) return fail_null(err, "writer or data");
+    if (!w || (n_bytes && !data)) return dspark__fail_null(err, "writer or data");
     return dspark__writer_data(w, data, n_bytes, err);
 }
 
 dspark_status dspark_writer_commit(dspark_writer *w, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w) return fail_null(err, "writer");
+    if (!w) return dspark__fail_null(err, "writer");
     return dspark__writer_commit(w, err);
 }
 
@@ -175,11 +174,11 @@ dspark_status dspark_inspect(dspark_inspection **out, const char *path,
 {
     dspark_inspect_opts own;
     dspark_inspect_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "inspect options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "inspect options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__inspect(out, path, &own, err);
 }
 
@@ -210,11 +209,11 @@ dspark_status dspark_model_open(dspark_model **out, const char *path,
 {
     dspark_model_opts own;
     dspark_model_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "model options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "model options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__model_open(out, path, &own, err);
 }
 
@@ -271,9 +270,9 @@ dspark_status dspark_cache_create(dspark_cache **out, const dspark_model *model,
                                   const dspark_allocator *allocator, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!model) return fail_null(err, "model");
+    if (!model) return dspark__fail_null(err, "model");
     return dspark__cache_create(out, &model->config, dtype, block_size, n_blocks, allocator, err);
 }
 
@@ -301,7 +300,7 @@ dspark_status dspark_slots_from_blocks(const int32_t *block_table, size_t n_tabl
     dspark__error_clear(err);
     if (n == 0) return DSPARK_OK;
     if ((n_table && !block_table) || !positions || !slots)
-        return fail_null(err, "block_table, positions or slots");
+        return dspark__fail_null(err, "block_table, positions or slots");
     if (block_size == 0) return dspark__fail(err, DSPARK_EINVAL, "block_size", "is 0");
     return dspark__slots_from_blocks(block_table, n_table, block_size, null_block, positions, n,
                                      slots, err);
@@ -320,9 +319,9 @@ dspark_status dspark_plan_context(const dspark_config *config, const dspark_cont
     dspark_context_opts own;
     dspark__layout layout;
     dspark_context_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "context options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "context options", err);
     if (st != DSPARK_OK) return st;
-    if (!config || !plan) return fail_null(err, "config or plan");
+    if (!config || !plan) return dspark__fail_null(err, "config or plan");
     if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
     if ((st = dspark__plan_context(config, &own, &layout, err)) != DSPARK_OK) return st;
     *plan = (dspark_context_plan){layout.total, layout.max_tokens, layout.n_threads};
@@ -334,11 +333,11 @@ dspark_status dspark_context_create(dspark_context **out, const dspark_model *mo
 {
     dspark_context_opts own;
     dspark_context_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "context options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "context options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!model) return fail_null(err, "model");
+    if (!model) return dspark__fail_null(err, "model");
     return dspark__context_create(out, model, &own, err);
 }
 
@@ -373,10 +372,10 @@ dspark_status dspark_context_run(dspark_context *ctx, const dspark_batch *batch,
     dspark_cache_view_init(&view);
     if (!info) info = &unseen;
     *info = (dspark_run_info){.max_position = -1};
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
-    if (st == DSPARK_OK) st = take_opts(&view, sizeof view, cache, "cache view", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
+    if (st == DSPARK_OK) st = dspark__take_opts(&view, sizeof view, cache, "cache view", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || !cache) return fail_null(err, "context, batch or cache");
+    if (!ctx || !batch || !cache) return dspark__fail_null(err, "context, batch or cache");
     return dspark__context_run(ctx, &b, &view, info, err);
 }
 
@@ -385,9 +384,9 @@ dspark_status dspark_context_states(dspark_context *ctx, const dspark_batch *bat
 {
     dspark_batch b;
     dspark_batch_init(&b);
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || (b.n_tokens && !states)) return fail_null(err, "context, batch or states");
+    if (!ctx || !batch || (b.n_tokens && !states)) return dspark__fail_null(err, "context, batch or states");
     return dspark__context_states(ctx, &b, states, err);
 }
 
@@ -396,245 +395,10 @@ dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_batch *batch
 {
     dspark_batch b;
     dspark_batch_init(&b);
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || (b.n_tokens && !entries)) return fail_null(err, "context, batch or entries");
+    if (!ctx || !batch || (b.n_tokens && !entries)) return dspark__fail_null(err, "context, batch or entries");
     return dspark__context_fp64(ctx, &b, entries, err);
-}
-
-/* ---- drafting ---- */
-
-void dspark_drafter_opts_init(dspark_drafter_opts *opts)
-{
-    if (opts) *opts = (dspark_drafter_opts){.struct_size = sizeof *opts};
-}
-
-void dspark_draft_input_init(dspark_draft_input *in)
-{
-    if (in) *in = (dspark_draft_input){.struct_size = sizeof *in};
-}
-
-void dspark_draft_output_init(dspark_draft_output *out)
-{
-    if (out) *out = (dspark_draft_output){.struct_size = sizeof *out};
-}
-
-dspark_status dspark_plan_drafter(const dspark_config *config, const dspark_drafter_opts *opts,
-                                  dspark_drafter_plan *plan, dspark_error *err)
-{
-    dspark_drafter_opts own;
-    dspark_drafter_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "drafter options", err);
-    if (st != DSPARK_OK) return st;
-    if (!config || !plan) return fail_null(err, "config or plan");
-    if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
-    return dspark__plan_drafter(config, &own, plan, err);
-}
-
-dspark_status dspark_drafter_create(dspark_drafter **out, const dspark_model *model,
-                                    const dspark_drafter_opts *opts, dspark_error *err)
-{
-    dspark_drafter_opts own;
-    dspark_drafter_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "drafter options", err);
-    if (!out) return fail_null(err, "out");
-    *out = NULL;
-    if (st != DSPARK_OK) return st;
-    if (!model) return fail_null(err, "model");
-    return dspark__drafter_create(out, model, &own, err);
-}
-
-void dspark_drafter_free(dspark_drafter *d)
-{
-    dspark__drafter_free(d);
-}
-
-dspark_drafter_plan dspark_drafter_get_plan(const dspark_drafter *d)
-{
-    return d->plan;
-}
-
-dspark_context *dspark_drafter_context(dspark_drafter *d)
-{
-    return dspark__drafter_context(d);
-}
-
-dspark_draft_times dspark_drafter_times(const dspark_drafter *d)
-{
-    return d->times;
-}
-
-/* Elements of arrays: their size must be this library's own. */
-static dspark_status check_drafts(const dspark_draft_input *in, const dspark_draft_output *out, size_t n,
-                                  dspark_error *err)
-{
-    if (n && (!in || !out)) return fail_null(err, "in or out");
-    for (size_t i = 0; i < n; i++)
-        if (in[i].struct_size != sizeof *in || out[i].struct_size != sizeof *out)
-            return dspark__fail(err, DSPARK_EINVAL, "draft input or output",
-                                "struct_size %zu and %zu, this library has %zu and %zu: call their _init "
-                                "functions",
-                                in[i].struct_size, out[i].struct_size, sizeof *in, sizeof *out);
-    return DSPARK_OK;
-}
-
-dspark_status dspark_draft(dspark_drafter *d, const dspark_cache_view *cache,
-                           const dspark_draft_input *in, dspark_draft_output *out, size_t n,
-                           dspark_error *err)
-{
-    dspark_cache_view view;
-    dspark_cache_view_init(&view);
-    dspark_status st = take_opts(&view, sizeof view, cache, "cache view", err);
-    if (st != DSPARK_OK) return st;
-    if (!d || !cache) return fail_null(err, "drafter or cache");
-    if ((st = check_drafts(in, out, n, err)) != DSPARK_OK) return st;
-    return dspark__draft(d, &view, in, out, n, err);
-}
-
-dspark_status dspark_head_logits(dspark_drafter *d, const void *hidden, size_t stride, size_t n,
-                                 uint16_t *logits, dspark_error *err)
-{
-    dspark__error_clear(err);
-    if (!d || (n && (!hidden || !logits))) return fail_null(err, "drafter, hidden or logits");
-    return dspark__head_logits(d, hidden, stride, n, logits, err);
-}
-
-/* ---- sessions ---- */
-
-void dspark_pool_opts_init(dspark_pool_opts *opts)
-{
-    if (opts) *opts = (dspark_pool_opts){.struct_size = sizeof *opts};
-}
-
-dspark_status dspark_plan_pool(const dspark_config *config, const dspark_pool_opts *opts,
-                               dspark_pool_info *info, dspark_error *err)
-{
-    dspark_pool_opts own;
-    dspark_pool_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "pool options", err);
-    if (st != DSPARK_OK) return st;
-    if (!config || !info) return fail_null(err, "config or info");
-    if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
-    return dspark__plan_pool(config, &own, info, err);
-}
-
-dspark_status dspark_pool_create(dspark_pool **out, const dspark_model *model,
-                                 const dspark_pool_opts *opts, dspark_error *err)
-{
-    dspark_pool_opts own;
-    dspark_pool_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "pool options", err);
-    if (!out) return fail_null(err, "out");
-    *out = NULL;
-    if (st != DSPARK_OK) return st;
-    if (!model) return fail_null(err, "model");
-    return dspark__pool_create(out, model, &own, err);
-}
-
-void dspark_pool_free(dspark_pool *pool)
-{
-    dspark__pool_free(pool);
-}
-
-dspark_pool_info dspark_pool_get_info(dspark_pool *pool)
-{
-    return dspark__pool_get_info(pool);
-}
-
-dspark_status dspark_session_open(dspark_session **out, dspark_pool *pool, dspark_error *err)
-{
-    dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
-    *out = NULL;
-    if (!pool) return fail_null(err, "pool");
-    return dspark__pool_open_session(out, pool, err);
-}
-
-void dspark_session_close(dspark_session *s)
-{
-    if (s && s->open) dspark__pool_close_session(s);
-}
-
-uint64_t dspark_session_length(const dspark_session *s)
-{
-    return s->length;
-}
-
-static dspark_status check_session(const dspark_session *s, dspark_error *err)
-{
-    dspark__error_clear(err);
-    if (!s) return fail_null(err, "session");
-    return s->open ? DSPARK_OK : dspark__fail(err, DSPARK_EINVAL, "session", "has been closed");
-}
-
-dspark_status dspark_session_append(dspark_session *s, dspark_drafter *d, uint64_t first,
-                                    const void *taps, size_t taps_width, size_t taps_stride, size_t n,
-                                    dspark_error *err)
-{
-    dspark_status st = check_session(s, err);
-    if (st != DSPARK_OK) return st;
-    if (!d || (n && !taps)) return fail_null(err, "drafter or taps");
-    return dspark__session_append(s, d, first, taps, taps_width, taps_stride, n, err);
-}
-
-dspark_status dspark_sessions_draft(dspark_session *const *s, dspark_drafter *d,
-                                    const dspark_draft_input *in, dspark_draft_output *out, size_t n,
-                                    dspark_error *err)
-{
-    dspark_status st = DSPARK_OK;
-    dspark__error_clear(err);
-    if (!d || (n && !s)) return fail_null(err, "drafter or sessions");
-    for (size_t i = 0; st == DSPARK_OK && i < n; i++) st = check_session(s[i], err);
-    if (st == DSPARK_OK) st = check_drafts(in, out, n, err);
-    return st == DSPARK_OK ? dspark__sessions_draft(s, d, in, out, n, err) : st;
-}
-
-dspark_status dspark_session_draft(dspark_session *s, dspark_drafter *d, const dspark_draft_input *in,
-                                   dspark_draft_output *out, dspark_error *err)
-{
-    return dspark_sessions_draft(&s, d, in, out, 1, err);
-}
-
-dspark_status dspark_session_accept(dspark_session *s, uint32_t n_accepted, dspark_error *err)
-{
-    dspark_status st = check_session(s, err);
-    return st == DSPARK_OK ? dspark__session_accept(s, n_accepted, err) : st;
-}
-
-dspark_status dspark_session_rewind(dspark_session *s, uint64_t length, dspark_error *err)
-{
-    dspark_status st = check_session(s, err);
-    return st == DSPARK_OK ? dspark__session_rewind(s, length, err) : st;
-}
-
-dspark_status dspark_session_fork(dspark_session **out, dspark_session *s, dspark_error *err)
-{
-    dspark_status st = check_session(s, err);
-    if (!out) return fail_null(err, "out");
-    *out = NULL;
-    return st == DSPARK_OK ? dspark__session_fork(out, s, err) : st;
-}
-
-dspark_status dspark_session_save(dspark_session *s, const char *path, dspark_error *err)
-{
-    dspark_status st = check_session(s, err);
-    if (st == DSPARK_OK && !path) return fail_null(err, "path");
-    return st == DSPARK_OK ? dspark__session_save(s, path, err) : st;
-}
-
-dspark_status dspark_session_load(dspark_session **out, dspark_pool *pool, const char *path,
-                                  dspark_error *err)
-{
-    dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
-    *out = NULL;
-    if (!pool || !path) return fail_null(err, "pool or path");
-    return dspark__session_load(out, pool, path, err);
-}
-
-void dspark_session_acceptance(const dspark_session *s, struct dspark_acceptance *out)
-{
-    *out = s->acceptance;
 }
 
 /* ---- synthetic files ---- */
@@ -649,9 +413,9 @@ dspark_status dspark_synth_checkpoint(const char *dir, const dspark_synth_opts *
 {
     dspark_synth_opts own;
     dspark_synth_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "synth options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "synth options", err);
     if (st != DSPARK_OK) return st;
-    if (!dir) return fail_null(err, "dir");
+    if (!dir) return dspark__fail_null(err, "dir");
     return dspark__synth_checkpoint(dir, &own, err);
 }
 
@@ -660,7 +424,7 @@ dspark_status dspark_synth_dump(const char *file, const char *ckpt, uint64_t n_t
                                 dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!file || !ckpt) return fail_null(err, "file or ckpt");
+    if (!file || !ckpt) return dspark__fail_null(err, "file or ckpt");
     return dspark__synth_dump(file, ckpt, n_tokens, seed, progress, progress_user, err);
 }
 
@@ -681,11 +445,11 @@ dspark_status dspark_quantize(const char *ckpt, const char *out, const dspark_qu
 {
     dspark_quantize_opts own;
     dspark_quantize_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "quantize options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "quantize options", err);
     if (st != DSPARK_OK) return st;
-    if (!ckpt || !out || !*out) return fail_null(err, "ckpt or out");
+    if (!ckpt || !out || !*out) return dspark__fail_null(err, "ckpt or out");
     if ((own.n_ignore && !own.ignore) || (own.n_targets && !own.targets))
-        return fail_null(err, "ignore or targets");
+        return dspark__fail_null(err, "ignore or targets");
     return dspark__quantize(ckpt, out, &own, err);
 }
 
@@ -703,7 +467,7 @@ dspark_status dspark_probe_compute(dspark_isa isa, uint32_t n_threads, double se
                                    double *gflops, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!gflops) return fail_null(err, "gflops");
+    if (!gflops) return dspark__fail_null(err, "gflops");
     return dspark__probe_compute(isa, n_threads, seconds, gflops, err);
 }
 
@@ -711,7 +475,7 @@ dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n
                                 double seconds, double *gbytes_per_s, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!buffer || !gbytes_per_s) return fail_null(err, "buffer or result");
+    if (!buffer || !gbytes_per_s) return dspark__fail_null(err, "buffer or result");
     if (n_bytes < 64) return dspark__fail(err, DSPARK_EINVAL, "n_bytes", "%zu, expected 64 or more", n_bytes);
     return dspark__probe_read(n_threads, buffer, n_bytes, seconds, gbytes_per_s, err);
 }

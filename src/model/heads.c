@@ -64,7 +64,6 @@ int dspark__heads_plan(dspark__heads_layout *out, const dspark_config *c, uint32
         !times(&s[DSPARK__HEADS_STATE], n_sequences, state_elements(c) + confidence_elements(c), 2) ||
         !times(&s[DSPARK__HEADS_PROBS], c->vocab_size, sizeof(float), 1))
         return 0;
-    s[DSPARK__HEADS_SAMPLE] = dspark__sampling_scratch(c->vocab_size);
     out->scratch_bytes = (dspark__merged_linear_scratch(m) + 63) / 64 * 64;
     if (!times(&s[DSPARK__HEADS_SCRATCH], out->scratch_bytes, n_threads, 1)) return 0;
     return dspark__workspace_total(s, DSPARK__HEADS_VIEWS, &total);
@@ -265,7 +264,7 @@ static size_t draw(const dspark__heads *h, uint32_t seq, uint32_t step, const ui
     dspark_noise_key key = {in->seed, in->sequence, (uint64_t)in->position + step + 1, DSPARK_NOISE_DRAFT};
     int32_t token;
     if (dspark__distribution(in->sampling, logits, DSPARK_BF16, vocab, probs,
-                             h->views[DSPARK__HEADS_SAMPLE], NULL) != DSPARK_OK ||
+                             NULL) != DSPARK_OK ||
         dspark__sample(probs, vocab, &key, &token, NULL) != DSPARK_OK)
         return DSPARK__NO_ARGMAX;
     return (size_t)token;

@@ -11,7 +11,6 @@ enum {
     DSPARK__HEADS_BIAS,    /* [n_sequences][vocab] bf16: Markov bias of one step, then the sum */
     DSPARK__HEADS_STATE,   /* [n_sequences][...] bf16: embeddings, gates, rnn state of a step */
     DSPARK__HEADS_PROBS,   /* [vocab] fp32, when one samples and the caller does not want probs */
-    DSPARK__HEADS_SAMPLE,  /* scratch of sampling */
     DSPARK__HEADS_SCRATCH, /* [threads][scratch_bytes] */
     DSPARK__HEADS_VIEWS
 };
