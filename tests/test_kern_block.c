@@ -287,23 +287,27 @@ static void test_dot_lanes(void **state)
 static void test_fp8_codes(void **state)
 {
     (void)state;
-    static const float SCALES[] = {1.0f,    0.5f,      3.0f,        0.0371f,      1e-4f,
-                                   448.0f,  0x1p-149f, 0x1.8p-140f, FLT_MIN,      0x1p-120f,
-                                   FLT_MAX, 0x1p127f,  1.0f / 3,    0x1.fffffep0f};
+    static const float ODD_ONES[] = {3.0f,        0.0371f,  1e-4f, 448.0f,   0x1.8p-140f,
+                                     FLT_MIN * 3, FLT_MAX,  -1.0f, 1.0f / 3, 0.0f,
+                                     -0.0f,       INFINITY, NAN,   -0.5f,    0x1.fffffep0f};
+    enum { N_ODD = sizeof ODD_ONES / sizeof ODD_ONES[0], N_POWERS = 127 + 149 + 1 };
     uint8_t codes[256];
     uint16_t want[256];
     for (size_t i = 0; i < 256; i++) codes[i] = (uint8_t)i;
     guard x = guard_end(VALUES_MOST_SIZE + 4), y = guard_end(2 * VALUES_MOST_SIZE + 8);
-    for (size_t s = 0; s < sizeof SCALES / sizeof SCALES[0]; s++) {
+    for (size_t s = 0; s < N_ODD + 2 + N_POWERS; s++) { /* odd ones, a NaN, powers of two */
+        float scale = s < N_ODD ? ODD_ONES[s] : ldexpf(1, (int)(s - N_ODD - 2) - 149);
+        if (s == N_ODD) scale = dspark__f32_from_bits(0xffffffffu);
+        if (s == N_ODD + 1) scale = dspark__f32_from_bits(0x7fbfffffu);
         for (int e5m2 = 0; e5m2 < 2; e5m2++) {
             for (size_t i = 0; i < 256; i++) {
                 float v = e5m2 ? dspark__e5m2_to_f32(codes[i]) : dspark__e4m3_to_f32(codes[i]);
-                want[i] = dspark__f32_to_bf16(v * SCALES[s]);
+                want[i] = dspark__f32_to_bf16(v * scale);
             }
             for (VALUES_LEVELS(isa)) {
                 dspark__kern kern = values_level(isa);
                 uint16_t got[256];
-                (e5m2 ? kern.e5m2_to_bf16 : kern.e4m3_to_bf16)(got, codes, 256, SCALES[s]);
+                (e5m2 ? kern.e5m2_to_bf16 : kern.e4m3_to_bf16)(got, codes, 256, scale);
                 assert_memory_equal(got, want, sizeof want);
             }
         }
