@@ -162,8 +162,9 @@ static void draw_reliability(FILE *f, const eval_figures *g)
             "stroke-dasharray=\"6 4\"/>\n", x_at(0), y_at(0), x_at(1), y_at(1));
     for (i = 0; i < EVAL_RELIABILITY_BINS; i++)
         if (g->reliability[i].n)
-            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"5\" fill=\"" RUST "\"/>\n",
-                    x_at(g->reliability[i].confidence), y_at(g->reliability[i].accepted));
+            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\" fill=\"" RUST "\"/>\n",
+                    x_at(g->reliability[i].confidence), y_at(g->reliability[i].accepted),
+                    2.5 + 3.5 * sqrt((double)g->reliability[i].n / (double)most));
     end_panel(f);
     fprintf(f, "<p class=\"key\"><b style=\"color:" RUST "\">dots</b> share accepted at that confidence; on the "
             "dashed line it is honest; faint bars: how many. ECE %.3f, Brier %.3f, AUC %.3f</p>\n", g->ece,

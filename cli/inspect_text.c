@@ -137,6 +137,12 @@ static void print_taps(const json_t *config)
            is_true(config, "fc_norm") ? "each normed (fc_norm)" : "not normed");
 }
 
+static const char *whose(const json_t *doc, const char *key)
+{
+    return strcmp(text_of(doc, key), "own") == 0 ? "own (used instead of the target's)"
+                                                 : "absent (the target's)";
+}
+
 static void print_heads(const json_t *doc, const json_t *config)
 {
     const char *state = text_of(doc, "confidence_head");
@@ -152,9 +158,7 @@ static void print_heads(const json_t *doc, const json_t *config)
     if (cut && strcmp(text_of(doc, "lm_head"), "absent") == 0)
         printf("; embed_tokens and lm_head not in this cut");
     else if (*text_of(doc, "embed_tokens"))
-        printf("; embed_tokens %s, lm_head %s%s", text_of(doc, "embed_tokens"),
-               text_of(doc, "lm_head"),
-               strcmp(text_of(doc, "lm_head"), "absent") == 0 ? " (the target's)" : "");
+        printf("; embed_tokens %s, lm_head %s", whose(doc, "embed_tokens"), whose(doc, "lm_head"));
     putchar('\n');
 }
 
@@ -375,6 +379,11 @@ static void print_plan(const json_t *doc)
     put_bytes(", context_kv ", uint_of(resident, "context_kv"), "");
     put_bytes(", norms ", uint_of(resident, "norms"), "");
     put_bytes("; the full path adds q_a ", uint_of(resident, "q_a"), "\n");
+    if (json_is_integer(json_object_get(resident, "block"))) {
+        begin_line("");
+        put_bytes("  drafting adds q_a, layers and heads ", uint_of(resident, "block"), "");
+        put_bytes(", lm_head ", uint_of(resident, "lm_head"), " as BF16\n");
+    }
     begin_line("");
     printf("cache per position, all layers:");
     i = 0;

@@ -3,9 +3,10 @@
  *
  * Writes the text from a prompt, then the target's own greedy text again without drafting, and says
  * whether the two are equal byte for byte, how many drafts were accepted, and how fast both were.
- *   generate [--target DIR] [--draft DIR] [--prompt TEXT] [--bytes N] [--colour always|never]
+ *   generate [--target DIR] [--draft DIR] [--prompt TEXT] [--bytes N] [--colour always|never] [--dump FILE]
  *
- * Accepted drafts are coloured on a terminal; what is plain was written by the target. */
+ * Accepted drafts are coloured on a terminal; what is plain was written by the target. --dump keeps the
+ * text with its hidden states in the form that `dspark draft` and `dspark eval` read. */
 #include "tiny_llama.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 #define MAX_BLOCK 32
 
 typedef struct settings {
-    const char *target, *draft, *prompt;
+    const char *target, *draft, *prompt, *dump;
     int n_bytes;
     int colour;
 } settings;
@@ -158,6 +159,46 @@ static int speculate(run *r, dspark_session *s)
     return 0;
 }
 
+/* ---- a dump of the text: token_ids [n], hidden_states [n, T + 1, dim] (taps, then the final state) ---- */
+
+static int write_rows(run *r, dspark_writer *w, dspark_error *err)
+{
+    const size_t dim = (size_t)r->target.dim, taps = r->config->n_taps;
+    uint16_t *row = malloc((taps + 1) * dim * sizeof *row);
+    int at, n, i, ok = row != NULL;
+    size_t d;
+    for (at = 0; ok && at < r->n_text; at += n) {
+        n = r->n_text - at < r->target.max_rows ? r->n_text - at : r->target.max_rows;
+        llama_run(&r->target, r->text + at, n, at, r->logits, r->config->tap_layers, (int)taps, r->taps);
+        for (i = 0; ok && i < n; i++) {
+            memcpy(row, r->taps + (size_t)i * taps * dim, taps * dim * sizeof *row);
+            for (d = 0; d < dim; d++) row[taps * dim + d] = llama_to_bf16(r->target.a[(size_t)i * dim + d]);
+            ok = dspark_writer_data(w, row, (taps + 1) * dim * sizeof *row, err) == DSPARK_OK;
+        }
+    }
+    free(row);
+    return ok ? 0 : -1;
+}
+
+static int write_dump(run *r)
+{
+    const uint64_t shape[3] = {(uint64_t)r->n_text, r->config->n_taps + 1u, (uint64_t)r->target.dim};
+    dspark_writer *w = NULL;
+    dspark_error err = {DSPARK_ENOMEM, "", "out of memory"};
+    int i, ok;
+    ok = dspark_writer_create(&w, r->set->dump, &err) == DSPARK_OK &&
+         dspark_writer_declare(w, "token_ids", DSPARK_I64, 1, shape, &err) == DSPARK_OK &&
+         dspark_writer_declare(w, "hidden_states", DSPARK_BF16, 3, shape, &err) == DSPARK_OK;
+    for (i = 0; ok && i < r->n_text; i++) {
+        int64_t id = r->text[i];
+        ok = dspark_writer_data(w, &id, sizeof id, &err) == DSPARK_OK;
+    }
+    ok = ok && write_rows(r, w, &err) == 0;
+    if (ok) return dspark_writer_commit(w, &err) == DSPARK_OK ? 0 : fail(&err);
+    dspark_writer_abort(w);
+    return fail(&err);
+}
+
 /* ---- around it ---- */
 
 static int open_drafter(run *r)
@@ -248,6 +289,7 @@ static int generate(run *r)
     fputs(r->set->prompt, stdout);
     code = speculate(r, session);
     if (code == 0) code = report(r, spoken, alone);
+    if (code == 0 && r->set->dump) code = write_dump(r);
     dspark_session_close(session);
     free(spoken);
     return code;
@@ -258,6 +300,7 @@ static int read_settings(settings *s, int argc, char **argv)
     int i;
     s->target = "models/tiny-shakespeare/target";
     s->draft = "models/tiny-shakespeare/drafter";
+    s->dump = NULL;
     s->prompt = "ROMEO:\n";
     s->n_bytes = 400;
     s->colour = isatty(STDOUT_FILENO);
@@ -265,13 +308,14 @@ static int read_settings(settings *s, int argc, char **argv)
         if (strcmp(argv[i], "--target") == 0) s->target = argv[i + 1];
         else if (strcmp(argv[i], "--draft") == 0) s->draft = argv[i + 1];
         else if (strcmp(argv[i], "--prompt") == 0) s->prompt = argv[i + 1];
+        else if (strcmp(argv[i], "--dump") == 0) s->dump = argv[i + 1];
         else if (strcmp(argv[i], "--bytes") == 0) s->n_bytes = atoi(argv[i + 1]);
         else if (strcmp(argv[i], "--colour") == 0) s->colour = strcmp(argv[i + 1], "always") == 0;
         else break;
     }
     if (i == argc && s->n_bytes > 1) return 0;
     fprintf(stderr, "usage: generate [--target DIR] [--draft DIR] [--prompt TEXT] [--bytes N] "
-                    "[--colour always|never]\n");
+                    "[--colour always|never] [--dump FILE]\n");
     return -1;
 }
 

@@ -1,0 +1,320 @@
+/* dspark draft and eval: what they print, that it does not depend on threads, jobs, levels or on what else
+ * is asked for, resuming, and a named error for what does not fit. Figures are checked on records that are
+ * counted here from the drafts themselves. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "dspark/dspark.h"
+#include "support/run_cli.h"
+
+#define N_ROWS 60
+#define BLOCK 7
+#define TARGET DSPARK_TEST_DATA "/golden-draft/target-64x97"
+
+#define assert_has(text, part) \
+    do { \
+        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
+        assert_non_null(strstr(text, part)); \
+    } while (0)
+
+static int make_inputs(void **state)
+{
+    char path[800];
+    (void)state;
+    if (run_cli("synth tiny --preset tiny").code) return 1;
+    snprintf(path, sizeof path, "%s/data", cli_folder());
+    if (mkdir(path, 0777) != 0) return 1;
+    if (run_cli("synth --dump data/a.safetensors --for tiny --tokens %d --seed 1", N_ROWS).code) return 1;
+    if (run_cli("synth --dump data/b.safetensors --for tiny --tokens 30 --seed 2").code) return 1;
+    return run_cli("synth --dump data/short.safetensors --for tiny --tokens 5 --seed 3").code;
+}
+
+static int remove_all(void **state)
+{
+    (void)state;
+    cli_cleanup();
+    return 0;
+}
+
+static json_t *parse(const cli_result *r)
+{
+    json_error_t err;
+    json_t *doc = json_loads(r->out, JSON_REJECT_DUPLICATES, &err);
+    if (!doc) print_error("not JSON: %s\n%s\n%s\n", err.text, r->out, r->err);
+    assert_non_null(doc);
+    return doc;
+}
+
+static double number(const json_t *o, const char *key)
+{
+    const json_t *v = json_object_get(o, key);
+    if (!json_is_number(v)) print_error("%s is not a number\n", key);
+    assert_true(json_is_number(v));
+    return json_number_value(v);
+}
+
+/* ---- draft ---- */
+
+static void test_draft_json(void **state)
+{
+    cli_result r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
+                           " --anchor-position 1 --anchor-position 40 --anchor-position 0 --json");
+    json_t *doc = parse(&r), *all = json_object_get(doc, "drafts"), *again, *one;
+    const int positions[3] = {1, 40, 0};
+    size_t i, k;
+    (void)state;
+    assert_int_equal(r.code, 0);
+    assert_int_equal(json_array_size(all), 3);
+    for (i = 0; i < 3; i++) {
+        json_t *d = json_array_get(all, i), *tokens = json_object_get(d, "tokens");
+        assert_int_equal(json_integer_value(json_object_get(d, "anchor_position")), positions[i]);
+        assert_true(json_is_integer(json_object_get(d, "anchor")));
+        assert_int_equal(json_array_size(tokens), BLOCK);
+        assert_int_equal(json_array_size(json_object_get(d, "confidence")), BLOCK);
+        for (k = 0; k < BLOCK; k++) {
+            json_int_t id = json_integer_value(json_array_get(tokens, k));
+            double c = json_number_value(json_array_get(json_object_get(d, "confidence"), k));
+            assert_true(id >= 0 && id < 97);
+            assert_true(c > 0 && c < 1);
+        }
+        /* alone, on one thread, by plain C: the same */
+        r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
+                    " --anchor-position %d --threads 1 --isa ref --json", positions[i]);
+        again = parse(&r);
+        one = json_array_get(json_object_get(again, "drafts"), 0);
+        assert_true(json_equal(one, d));
+        json_decref(again);
+    }
+    json_decref(doc);
+}
+
+static void test_draft_options(void **state)
+{
+    cli_result r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --n-draft 3 --json");
+    json_t *doc = parse(&r), *d = json_array_get(json_object_get(doc, "drafts"), 0), *full, *sampled;
+    size_t k;
+    (void)state;
+    assert_int_equal(json_integer_value(json_object_get(d, "anchor_position")), N_ROWS - 1);
+    assert_int_equal(json_array_size(json_object_get(d, "tokens")), 3);
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --json");
+    full = parse(&r);
+    for (k = 0; k < 3; k++) /* B34 */
+        assert_true(json_equal(json_array_get(json_object_get(d, "tokens"), k),
+                               json_array_get(json_object_get(json_array_get(
+                                   json_object_get(full, "drafts"), 0), "tokens"), k)));
+    json_decref(doc);
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
+                " --temperature 5 --seed 4 --json");
+    sampled = parse(&r);
+    assert_false(json_equal(sampled, full));
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
+                " --temperature 5 --seed 4 --threads 1 --json");
+    doc = parse(&r);
+    assert_true(json_equal(sampled, doc));
+    json_decref(doc);
+    json_decref(sampled);
+    json_decref(full);
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET);
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "position");
+}
+
+static void test_draft_refusals(void **state)
+{
+    cli_result r;
+    (void)state;
+    r = run_cli("draft tiny --taps data/a.safetensors");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "lm_head");
+    r = run_cli("draft tiny --taps data/a.safetensors --target nowhere");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "nowhere");
+    r = run_cli("draft tiny --target " TARGET);
+    assert_int_equal(r.code, 2);
+    assert_has(r.err, "--taps");
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --anchor-position 60");
+    assert_int_equal(r.code, 2);
+    assert_has(r.err, "0 to 59");
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --n-draft 8");
+    assert_int_equal(r.code, 2);
+    r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --top-k 3");
+    assert_int_equal(r.code, 2);
+    assert_has(r.err, "--temperature");
+    r = run_cli("draft tiny --taps data/a.safetensors --target " DSPARK_TEST_DATA
+                "/golden-draft/target-50x97");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "50");
+    assert_has(r.err, "64");
+}
+
+/* ---- eval ---- */
+
+#define EVAL "eval tiny --data data --target " TARGET
+
+/* Accepted drafts, counted from `draft` at every anchor of a dump. */
+static void count_by_hand(const char *dump, int n_rows, uint64_t *anchors, uint64_t *accepted)
+{
+    char args[1024], path[800];
+    dspark_checkpoint *file = NULL;
+    const dspark_tensor *ids;
+    int row, k;
+    snprintf(path, sizeof path, "%s/%s", cli_folder(), dump);
+    assert_int_equal(dspark_checkpoint_open(&file, path, NULL), DSPARK_OK);
+    ids = dspark_checkpoint_find(file, "token_ids");
+    for (row = 1; row + BLOCK < n_rows; row += 10) { /* ten anchors a run */
+        size_t i, used = (size_t)snprintf(args, sizeof args, "draft tiny --taps %s --target %s --json", dump,
+                                          TARGET);
+        cli_result r;
+        json_t *doc, *all;
+        for (k = row; k < row + 10 && k + BLOCK < n_rows; k++)
+            used += (size_t)snprintf(args + used, sizeof args - used, " --anchor-position %d", k);
+        r = run_cli("%s", args);
+        doc = parse(&r);
+        all = json_object_get(doc, "drafts");
+        for (i = 0; i < json_array_size(all); i++) {
+            json_t *tokens = json_object_get(json_array_get(all, i), "tokens");
+            for (k = 0; k < BLOCK; k++) {
+                int64_t text;
+                memcpy(&text, (const char *)ids->data + 8 * ((size_t)row + i + 1 + (size_t)k), sizeof text);
+                if (json_integer_value(json_array_get(tokens, (size_t)k)) != text) break;
+                ++*accepted;
+            }
+            ++*anchors;
+        }
+        json_decref(doc);
+    }
+    dspark_checkpoint_close(file);
+}
+
+static void test_eval_counts(void **state)
+{
+    cli_result r = run_cli(EVAL " --json");
+    json_t *doc = parse(&r);
+    uint64_t anchors = 0, accepted = 0;
+    (void)state;
+    assert_int_equal(r.code, 0);
+    count_by_hand("data/a.safetensors", N_ROWS, &anchors, &accepted);
+    count_by_hand("data/b.safetensors", 30, &anchors, &accepted);
+    assert_int_equal((uint64_t)number(doc, "anchors"), anchors);
+    assert_int_equal((uint64_t)number(doc, "dumps"), 2);
+    assert_int_equal((uint64_t)number(doc, "dumps_too_short"), 1);
+    assert_true(number(doc, "accepted_drafts") == (double)accepted / (double)anchors);
+    assert_true(number(doc, "acceptance_length") == number(doc, "accepted_drafts") + 1);
+    assert_int_equal(json_array_size(json_object_get(doc, "positions")), BLOCK);
+    assert_true(number(doc, "analytic_length_sampled") > 1);
+    json_decref(doc);
+}
+
+/* Everything but times. */
+static json_t *figures(const char *options)
+{
+    cli_result r = run_cli(EVAL " --json %s", options);
+    json_t *doc = parse(&r);
+    assert_int_equal(r.code, 0);
+    json_object_del(doc, "times");
+    json_object_del(doc, "break_even_target_step_seconds");
+    json_object_del(doc, "speedup_at_target_step");
+    json_object_del(doc, "dumps_resumed");
+    return doc;
+}
+
+static void test_eval_is_one_answer(void **state)
+{
+    const char *const ways[] = {"--threads 1 --isa ref", "--jobs 2", "--resume journal", "--resume journal"};
+    json_t *base = figures("");
+    size_t i;
+    (void)state;
+    for (i = 0; i < 4; i++) {
+        json_t *other = figures(ways[i]);
+        if (!json_equal(base, other)) fail_msg("%s gives other figures", ways[i]);
+        json_decref(other);
+    }
+    json_decref(base);
+}
+
+static void test_eval_journal(void **state)
+{
+    cli_result r = run_cli(EVAL " --stride 3 --resume j3 --json");
+    json_t *doc = parse(&r);
+    char path[800];
+    FILE *f;
+    (void)state;
+    assert_int_equal((int)number(doc, "dumps_resumed"), 0);
+    json_decref(doc);
+    r = run_cli(EVAL " --stride 3 --resume j3 --json");
+    doc = parse(&r);
+    assert_int_equal((int)number(doc, "dumps_resumed"), 2);
+    json_decref(doc);
+    r = run_cli(EVAL " --stride 2 --resume j3");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "another evaluation");
+    snprintf(path, sizeof path, "%s/j3", cli_folder());
+    f = fopen(path, "a"); /* a line that a crash cut off is written again */
+    assert_non_null(f);
+    fputs("{\"dump\": \"a.safe", f);
+    fclose(f);
+    r = run_cli(EVAL " --stride 3 --resume j3 --json");
+    assert_int_equal(r.code, 0);
+    f = fopen(path, "a"); /* one that is complete and broken is not ours */
+    assert_non_null(f);
+    fputs("{\"dump\": 3}\n", f);
+    fclose(f);
+    r = run_cli(EVAL " --stride 3 --resume j3");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "broken");
+}
+
+static void test_eval_files(void **state)
+{
+    cli_result r = run_cli(EVAL " --html r.html --calibration-out c.json --target-step-ms 5");
+    char path[800], *text;
+    dspark_calibration c;
+    size_t n;
+    (void)state;
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "acceptance length");
+    snprintf(path, sizeof path, "%s/r.html", cli_folder());
+    text = read_whole_file(path, &n);
+    assert_non_null(text);
+    assert_has(text, "</html>");
+    assert_has(text, "<svg");
+    assert_null(strstr(text, "http")); /* nothing from outside */
+    free(text);
+    snprintf(path, sizeof path, "%s/c.json", cli_folder());
+    assert_int_equal(dspark_calibration_load(&c, path, NULL), DSPARK_OK);
+    assert_int_equal(c.n, BLOCK);
+}
+
+static void test_eval_refusals(void **state)
+{
+    cli_result r = run_cli(EVAL " --min-context 100");
+    (void)state;
+    assert_int_equal(r.code, 1); /* B125 */
+    assert_has(r.err, "nothing drafted");
+    r = run_cli("eval tiny --target " TARGET);
+    assert_int_equal(r.code, 2);
+    r = run_cli("eval tiny --data tiny/nothing --target " TARGET);
+    assert_int_equal(r.code, 3);
+    r = run_cli(EVAL " --html nowhere/r.html");
+    assert_int_equal(r.code, 5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_draft_json), cmocka_unit_test(test_draft_options),
+        cmocka_unit_test(test_draft_refusals), cmocka_unit_test(test_eval_counts),
+        cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
+        cmocka_unit_test(test_eval_files), cmocka_unit_test(test_eval_refusals),
+    };
+    return cmocka_run_group_tests_name("cli_draft", tests, make_inputs, remove_all);
+}
