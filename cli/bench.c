@@ -45,6 +45,9 @@ typedef struct bench_args {
     const char *csv;
     const char *svg;
     int json;
+    int draft;
+    const char *contexts;
+    const char *target;
 } bench_args;
 
 typedef struct bench_job {
@@ -627,6 +630,12 @@ int command_bench(int argc, char **argv)
          "instead of the paths: the one pass from states over the\n"
          "weights in each format, in turn (names as in dspark quantize;\n"
          "bf16: the checkpoint itself); copies in a temporary folder", 0, 0, NULL, NULL},
+        {"draft", ARGS_FLAG, &a.draft, NULL,
+         "instead: one drafted block of CKPT, time and bytes by stage", 0, 0, NULL, NULL},
+        {"contexts", ARGS_TEXT, &a.contexts, "N,N,...",
+         "context lengths for --draft (default 4096)", 0, 0, NULL, NULL},
+        {"target", ARGS_TEXT, &a.target, "DIR",
+         "with --draft: where LM head and embedding come from\n(default: made up)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set (default auto)", 0, 0,
@@ -677,6 +686,18 @@ int command_bench(int argc, char **argv)
     if (a.formats && (a.path_given || a.svg))
         return args_complain(&command, "--formats measures the one pass and draws nothing: no "
                              "--path and no --svg");
+    if (a.draft) {
+        bench_draft_args d = {a.checkpoint, a.target, a.contexts ? a.contexts : "4096",
+                              (uint32_t)a.n_threads, a.isa, a.repeat ? a.repeat : 5, a.json};
+        if (a.repeat > 200) return args_complain(&command, "--repeat: at most 200 with --draft");
+        if (!a.checkpoint) return args_complain(&command, "--draft needs CKPT");
+        if (a.csv || a.svg || a.formats || a.path_given)
+            return args_complain(&command, "--draft goes with --contexts, --target, --threads, --isa, "
+                                 "--repeat and --json only");
+        return bench_draft(&d);
+    }
+    if (a.contexts || a.target)
+        return args_complain(&command, "--contexts and --target go with --draft");
     code = check_outputs(&command, &a);
     return code == ARGS_RUN ? run_job(&command, &a) : code;
 }

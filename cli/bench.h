@@ -85,6 +85,19 @@ dspark_status bench_open_format(dspark_model **model, uint64_t *kv_bytes, const 
                                 const char *folder, dspark_format format, uint32_t n_threads,
                                 dspark_error *err);
 
+/* ---- the draft step ---- */
+
+typedef struct bench_draft_args {
+    const char *checkpoint, *target;
+    const char *contexts; /* "4096,65536" */
+    uint32_t n_threads;
+    int isa;
+    uint64_t repeat;      /* 1 to 200 */
+    int json;
+} bench_draft_args;
+/* Measure a block over each context and print; an exit code. */
+int bench_draft(const bench_draft_args *a);
+
 /* ---- the machine ---- */
 
 void bench_read_cpu_name(char *name, size_t size);
