@@ -515,7 +515,8 @@ typedef struct dspark_noise_key {
 
 /* In [0, 1), a multiple of 2^-53 (Philox4x32-10). */
 DSPARK_API double dspark_uniform(const dspark_noise_key *key);
-/* A token of a distribution, by inversion in order of ids. Never one of probability 0. */
+/* A token of a distribution, by inversion in order of ids. Never one of probability 0. token is -1 and
+ * the status DSPARK_ENONFINITE when an entry is NaN, infinite or negative, or all are 0. */
 DSPARK_API dspark_status dspark_sample(const float *probs, size_t vocab, const dspark_noise_key *key,
                                        int32_t *token, dspark_error *err);
 
@@ -606,7 +607,8 @@ DSPARK_API dspark_status dspark_calibration_load(dspark_calibration *out, const 
 
 /* Of probabilities p[n] against outcomes y[n] (0 or 1): expected calibration error over equal bins,
  * mean squared error, area under the ROC curve (ties count half; NaN when y is constant; allocates). NaN
- * for n == 0. */
+ * for n == 0; of ece and brier also when a p is no number, of ece outside 0 to 1. auc takes any scores but
+ * NaN: those are DSPARK_EINVAL. */
 DSPARK_API double dspark_ece(const float *p, const uint8_t *y, size_t n, size_t bins);
 DSPARK_API double dspark_brier(const float *p, const uint8_t *y, size_t n);
 DSPARK_API dspark_status dspark_auc(const float *p, const uint8_t *y, size_t n, double *auc,
@@ -810,7 +812,8 @@ DSPARK_API dspark_status dspark_session_accept(dspark_session *s, uint32_t n_acc
 /* Forget positions from `length` on (<= the present length). Blocks that become empty go back. */
 DSPARK_API dspark_status dspark_session_rewind(dspark_session *s, uint64_t length,
                                                dspark_error *err);
-/* A second timeline with the same past: full blocks are shared, the last one is copied. */
+/* A second timeline with the same past. Blocks are shared; the one that either goes on in is copied when
+ * it is appended to (which takes a block: DSPARK_ENOSPACE is possible then). */
 DSPARK_API dspark_status dspark_session_fork(dspark_session **out, dspark_session *s,
                                              dspark_error *err);
 

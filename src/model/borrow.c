@@ -1,13 +1,15 @@
 /* The two tensors that a drafter borrows from its target: the embedding and the LM head. The draft's own
  * win, then the host's, then those of the target's checkpoint, of which nothing else is opened. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/numfmt.h"
+#include "base/checked.h"
 #include "base/status.h"
 #include "ckpt/json.h"
 #include "model/model_fill.h"
@@ -18,6 +20,8 @@ static const char *const prefixes[] = {"", "model.", "language_model.", "languag
                                        "model.language_model."};
 #define N_PREFIXES (sizeof prefixes / sizeof *prefixes)
 #define JSON_DEPTH 32
+/* Bytes of a host's matrix that are copied at a time. */
+#define HOST_PIECE_BYTES (8u << 20)
 
 /* The part of `name` behind "PREFIX MODULE.", or NULL when it is another module's tensor. */
 static const char *suffix_of(const char *name, const char *module)
@@ -34,12 +38,12 @@ static const char *suffix_of(const char *name, const char *module)
 
 /* ---- the target's config ---- */
 
+/* A multimodal config keeps its language model's keys one level down; null counts as absent. */
 static const json_t *find_key(const json_t *root, const char *key)
 {
-    const json_t *value = json_object_get(root, key);
-    const json_t *text = json_object_get(root, "text_config");
-    if (!value && json_is_object(text)) value = json_object_get(text, key);
-    return value;
+    const json_t *value = json_object_get(json_object_get(root, "text_config"), key);
+    if (!value || json_is_null(value)) value = json_object_get(root, key);
+    return value && json_is_null(value) ? NULL : value;
 }
 
 static dspark_status agree(const json_t *root, const char *key, uint64_t ours, const char *our_key,
@@ -60,7 +64,9 @@ static dspark_status check_depth(const json_t *root, const dspark_config *c, con
 {
     const json_t *value = find_key(root, "num_hidden_layers");
     int32_t last = c->n_taps ? c->tap_layers[c->n_taps - 1] : -1;
-    if (!value || !json_is_integer(value)) return DSPARK_OK;
+    if (!value) return DSPARK_OK;
+    if (!json_is_integer(value))
+        return dspark__fail(err, DSPARK_EFORMAT, where, "num_hidden_layers is not an integer");
     if (json_integer_value(value) <= last)
         return dspark__fail(err, DSPARK_EMODEL, where,
                             "num_hidden_layers is %lld, and the draft taps layer %d of its target",
@@ -69,35 +75,54 @@ static dspark_status check_depth(const json_t *root, const dspark_config *c, con
     return agree(root, "num_hidden_layers", c->target_n_layers, "target_num_hidden_layers", where, err);
 }
 
-static int has_config(const char *path)
+/* 1 in *there: a config.json lies in the folder. Without one the shapes alone are compared. */
+static dspark_status look_for_config(const char *path, int *there, dspark_error *err)
 {
     struct stat info;
-    size_t n = strlen(path) + sizeof "/config.json";
-    char *file = malloc(n);
-    int there = 0;
-    if (!file) return 1; /* reading it will say so */
-    snprintf(file, n, "%s/config.json", path);
-    there = stat(file, &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
-    free(file);
-    return there;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    *there = 0;
+    if (folder < 0) return dspark__fail_errno(err, path, "the target's folder cannot be opened", errno);
+    *there = fstatat(folder, "config.json", &info, 0) == 0 || errno != ENOENT;
+    close(folder);
+    return DSPARK_OK;
 }
 
-static dspark_status check_config(const char *path, const dspark_config *c, int *tied, dspark_error *err)
+/* hidden_size is what the taps are as wide as; the draft's own is as wide only when it borrows. */
+static dspark_status check_widths(const json_t *root, const dspark_config *c, int borrows,
+                                  const char *where, dspark_error *err)
+{
+    dspark_status st = agree(root, "hidden_size", c->tap_width, "target_hidden_size", where, err);
+    if (st != DSPARK_OK || !borrows) return st;
+    return agree(root, "hidden_size", c->hidden_size, "hidden_size", where, err);
+}
+
+static dspark_status check_tied(const json_t *root, int *tied, const char *where, dspark_error *err)
+{
+    const json_t *value = find_key(root, "tie_word_embeddings");
+    *tied = json_is_true(value);
+    if (!value || json_is_boolean(value)) return DSPARK_OK;
+    return dspark__fail(err, DSPARK_EFORMAT, where, "tie_word_embeddings is not true or false");
+}
+
+static dspark_status check_config(const char *path, const dspark_config *c, int borrows, int *tied,
+                                  int *there, dspark_error *err)
 {
     char *text = NULL;
     size_t n = 0;
     json_t *root = NULL;
-    dspark_status st;
+    char where[256];
     *tied = 0;
-    if (!has_config(path)) return DSPARK_OK;
+    dspark_status st = look_for_config(path, there, err);
+    if (st != DSPARK_OK || !*there) return st;
+    snprintf(where, sizeof where, "%.240s/config.json", path);
     st = dspark__config_text(&text, &n, path, err);
-    if (st == DSPARK_OK) st = dspark__json_load(&root, text, n, JSON_DEPTH, path, err);
+    if (st == DSPARK_OK) st = dspark__json_load(&root, text, n, JSON_DEPTH, where, err);
     free(text);
     if (st != DSPARK_OK) return st;
-    st = agree(root, "vocab_size", c->vocab_size, "vocab_size", path, err);
-    if (st == DSPARK_OK) st = agree(root, "hidden_size", c->hidden_size, "hidden_size", path, err);
-    if (st == DSPARK_OK) st = check_depth(root, c, path, err);
-    *tied = json_is_true(find_key(root, "tie_word_embeddings"));
+    st = agree(root, "vocab_size", c->vocab_size, "vocab_size", where, err);
+    if (st == DSPARK_OK) st = check_widths(root, c, borrows, where, err);
+    if (st == DSPARK_OK) st = check_depth(root, c, where, err);
+    if (st == DSPARK_OK) st = check_tied(root, tied, where, err);
     json_decref(root);
     return st;
 }
@@ -130,12 +155,12 @@ static dspark_status gather(const dspark_checkpoint *ckpt, const char *module, d
 
 /* The target's quantisation, as far as its lm_head has one: a config in a dialect that is not read here
  * does not matter to a plain weight. */
-static dspark_status read_quant(dspark__quant_config **out, const char *path,
+static dspark_status read_quant(dspark__quant_config **out, const char *path, int has_config,
                                 const dspark__module *lm_head, dspark_error *err)
 {
     const dspark_tensor *weight = dspark__module_part(lm_head, "weight");
     *out = NULL;
-    if (!has_config(path)) return DSPARK_OK;
+    if (!has_config) return DSPARK_OK;
     if (weight && lm_head->n_parts == 1 &&
         (weight->dtype == DSPARK_BF16 || weight->dtype == DSPARK_F16 || weight->dtype == DSPARK_F32))
         return DSPARK_OK;
@@ -162,21 +187,22 @@ static dspark_status take_target(dspark__filler *f, wish *want, dspark_error *er
     const char *path = f->opts->target;
     dspark__module embed, lm_head;
     dspark__quant_config *quant = NULL;
-    int tied;
-    dspark_status st = check_config(path, &m->config, &tied, err);
+    int tied, has_config;
+    dspark_status st = check_config(path, &m->config, 1, &tied, &has_config, err);
     if (st != DSPARK_OK) return st;
     if (tied && want->lm_head) want->embed = 1;
     st = dspark__checkpoint_open_some(&m->block.target, path, is_wanted, want, err);
     if (st == DSPARK_OK) st = gather(m->block.target, "embed_tokens", &embed, err);
     if (st == DSPARK_OK) st = gather(m->block.target, "lm_head", &lm_head, err);
     if (st != DSPARK_OK) return st;
-    if (tied && lm_head.n_parts == 0) lm_head = embed;
+    /* As the target is served: its own lm_head.weight, if any, is a copy that may be stale. */
+    if (tied && embed.n_parts) lm_head = embed;
     if (want->embed && !m->block.embed.data && embed.n_parts == 0)
         return dspark__fail(err, DSPARK_EMODEL, path, "holds no embed_tokens.weight");
     if (want->lm_head && lm_head.n_parts == 0)
         return dspark__fail(err, DSPARK_EMODEL, path,
                             "holds no lm_head.weight, and its config does not tie it to the embedding");
-    st = read_quant(&quant, path, &lm_head, err);
+    st = read_quant(&quant, path, has_config, &lm_head, err);
     dspark__filler theirs = *f;
     theirs.ckpt = m->block.target;
     theirs.quant = quant;
@@ -189,52 +215,75 @@ static dspark_status take_target(dspark__filler *f, wish *want, dspark_error *er
 
 /* ---- the host's ---- */
 
-static dspark_status check_host(const dspark_host_matrix *h, const dspark_config *c, const char *name,
-                                dspark_error *err)
-{
-    size_t stride = h->row_stride ? h->row_stride : (size_t)c->hidden_size * 2;
-    if (!h->data) return dspark__fail(err, DSPARK_EINVAL, name, "data is NULL");
-    if (h->rows != c->vocab_size || h->cols != c->hidden_size)
-        return dspark__fail(err, DSPARK_EMODEL, name, "expected [%u, %u] from the host, found [%llu, %llu]",
-                            c->vocab_size, c->hidden_size, (unsigned long long)h->rows,
-                            (unsigned long long)h->cols);
-    if (stride < (size_t)c->hidden_size * 2)
-        return dspark__fail(err, DSPARK_EINVAL, name, "a stride of %zu bytes is below the row's %zu", stride,
-                            (size_t)c->hidden_size * 2);
-    return DSPARK_OK;
-}
-
 static size_t host_stride(const dspark_host_matrix *h)
 {
     return h->row_stride ? h->row_stride : (size_t)h->cols * 2;
 }
 
-/* Panel by panel: packing wants whole rows at one stride. */
+static dspark_status check_host(const dspark_host_matrix *h, const dspark_config *c, const char *name,
+                                dspark_error *err)
+{
+    const size_t row = (size_t)c->hidden_size * 2;
+    size_t bytes;
+    if (!h->data) return dspark__fail(err, DSPARK_EINVAL, name, "data is NULL");
+    if (h->rows != c->vocab_size || h->cols != c->hidden_size)
+        return dspark__fail(err, DSPARK_EMODEL, name, "expected [%u, %u] from the host, found [%llu, %llu]",
+                            c->vocab_size, c->hidden_size, (unsigned long long)h->rows,
+                            (unsigned long long)h->cols);
+    if (host_stride(h) < row)
+        return dspark__fail(err, DSPARK_EINVAL, name, "a stride of %zu bytes is below the row's %zu",
+                            host_stride(h), row);
+    if (!dspark__mul_size(c->vocab_size, host_stride(h), &bytes))
+        return dspark__fail(err, DSPARK_EINVAL, name, "%u rows at a stride of %zu bytes overflow memory",
+                            c->vocab_size, host_stride(h));
+    return DSPARK_OK;
+}
+
+/* One piece of the host's rows, side by side. */
+static dspark_status copy_rows(const dspark_host_matrix *h, const dspark__kern *kern, uint32_t row,
+                               uint32_t n, uint16_t *to, dspark_error *err)
+{
+    const unsigned char *from = h->data;
+    const size_t cols = (size_t)h->cols;
+    for (uint32_t r = 0; r < n; r++) {
+        uint16_t *at = to + r * cols;
+        memcpy(at, from + (row + (size_t)r) * host_stride(h), cols * 2);
+        if (kern->finite_bf16(at, cols)) continue;
+        size_t i = 0;
+        while ((at[i] & 0x7f80u) != 0x7f80u) i++;
+        return dspark__fail(err, DSPARK_ENONFINITE, "lm_head",
+                            "row %u, column %zu of the host's matrix is NaN or infinite", row + r, i);
+    }
+    return DSPARK_OK;
+}
+
+/* In pieces: beside the packed weights, one piece is all that is copied. */
 static dspark_status pack_host(dspark__filler *f, const dspark_host_matrix *h, dspark_error *err)
 {
     dspark_model *m = f->model;
-    const dspark_config *c = &m->config;
-    size_t bytes = (size_t)c->vocab_size * c->hidden_size * 2, row = (size_t)c->hidden_size * 2;
-    const unsigned char *data = h->data;
-    uint16_t *dense;
-    dspark_status st = dspark__merged_linear_init_even(&m->block.lm_head, "lm_head", c->hidden_size, 1,
-                                                       c->vocab_size, &m->allocator, err);
+    const uint32_t rows = m->config.vocab_size, cols = m->config.hidden_size;
+    uint32_t piece = HOST_PIECE_BYTES / 2 / cols / DSPARK__PANEL * DSPARK__PANEL;
+    dspark__kern kern;
+    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
+    if (st == DSPARK_OK)
+        st = dspark__merged_linear_init_even(&m->block.lm_head, "lm_head", cols, 1, rows, &m->allocator,
+                                             err);
     if (st != DSPARK_OK) return st;
-    dense = dspark__alloc(&m->allocator, bytes, 64);
+    if (piece == 0) piece = DSPARK__PANEL;
+    if (piece > rows) piece = rows;
+    size_t bytes = (size_t)piece * cols * 2;
+    uint16_t *dense = dspark__alloc(&m->allocator, bytes, 64);
     if (!dense) return dspark__fail_nomem(err, "lm_head", bytes);
-    dspark__fill_mark(f, "lm_head", c->vocab_size, c->hidden_size);
-    for (uint32_t r = 0; st == DSPARK_OK && r < c->vocab_size; r++) {
-        uint16_t *to = dense + (size_t)r * c->hidden_size;
-        memcpy(to, data + r * host_stride(h), row);
-        for (uint32_t i = 0; i < c->hidden_size; i++)
-            if ((to[i] & 0x7f80u) == 0x7f80u) {
-                st = dspark__fail(err, DSPARK_ENONFINITE, "lm_head",
-                                  "row %u, column %u of the host's matrix is NaN or infinite", r, i);
-                break;
-            }
+    dspark__fill_mark(f, "lm_head", rows, cols);
+    for (uint32_t row = 0; st == DSPARK_OK && row < rows;) {
+        uint32_t n = rows - row < piece ? rows - row : piece;
+        st = copy_rows(h, &kern, row, n, dense, err);
+        if (st != DSPARK_OK) break;
+        if (f->digest) dspark__digest_update(f->digest, dense, (size_t)n * cols * 2);
+        st = dspark__merged_linear_fill_rows(&m->block.lm_head, 0, row, n, dense, err);
+        if (st == DSPARK_OK) st = dspark__fill_progress(f, "lm_head", (uint64_t)n * cols * 2, err);
+        row += n;
     }
-    if (st == DSPARK_OK && f->digest) dspark__digest_update(f->digest, dense, bytes);
-    if (st == DSPARK_OK) st = dspark__merged_linear_fill_dense(&m->block.lm_head, 0, dense, err);
     dspark__free(&m->allocator, dense, bytes);
     return st;
 }
@@ -266,9 +315,10 @@ dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
     if (st != DSPARK_OK) return st;
     /* A target that is given must fit, also when nothing is needed of it. */
     if (o->target) {
-        int tied;
+        int tied, has_config;
         if (want.embed || want.lm_head) return take_target(f, &want, err);
-        return check_config(o->target, c, &tied, err);
+        return check_config(o->target, c, !own_embed->n_parts || !own_lm_head->n_parts, &tied,
+                            &has_config, err);
     }
     if (want.embed || want.lm_head)
         return dspark__fail(err, DSPARK_EMODEL, want.embed ? "embed_tokens" : "lm_head",

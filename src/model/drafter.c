@@ -297,19 +297,35 @@ static dspark_status run_pass(dspark_drafter *d, const dspark__cache_map *map,
     return DSPARK_OK;
 }
 
+void dspark__draft_reset(dspark_draft_output *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i].n_tokens = 0;
+        out[i].beyond_original = 0;
+        out[i].status = DSPARK_EINVAL; /* until it has been drafted */
+    }
+}
+
+dspark_status dspark__draft_check(const dspark_drafter *d, const dspark_cache_view *view,
+                                  const dspark_draft_input *in, const dspark_draft_output *out, size_t n,
+                                  size_t first, dspark_error *err)
+{
+    dspark__cache_map map;
+    dspark_status st = dspark__cache_map_init(&map, view, &d->model->config, err);
+    for (size_t i = 0; st == DSPARK_OK && i < n; i++)
+        st = check_input(d, &in[i], first + i, &out[i], &map, err);
+    return st;
+}
+
 dspark_status dspark__draft(dspark_drafter *d, const dspark_cache_view *view,
                             const dspark_draft_input *in, dspark_draft_output *out, size_t n,
                             dspark_error *err)
 {
     dspark__cache_map map;
     uint64_t t0 = dspark__now();
-    dspark_status st = dspark__cache_map_init(&map, view, &d->model->config, err);
-    for (size_t i = 0; i < n; i++) {
-        out[i].n_tokens = 0;
-        out[i].beyond_original = 0;
-        out[i].status = DSPARK_EINVAL; /* until it has been drafted */
-    }
-    for (size_t i = 0; st == DSPARK_OK && i < n; i++) st = check_input(d, &in[i], i, &out[i], &map, err);
+    dspark__draft_reset(out, n);
+    dspark_status st = dspark__draft_check(d, view, in, out, n, 0, err);
+    if (st == DSPARK_OK) st = dspark__cache_map_init(&map, view, &d->model->config, err);
     if (st != DSPARK_OK) return st;
     memset(&d->times, 0, sizeof d->times);
     unsigned env = dspark__fpenv_enter();

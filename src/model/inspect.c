@@ -430,6 +430,20 @@ static json_t *files_section(inspector *k)
     return list;
 }
 
+/* Is there a tensor of this target and suffix? */
+static int has_tensor(const inspector *k, dspark__target target, const char *suffix)
+{
+    size_t n = dspark__checkpoint_count(k->ckpt);
+
+    for (size_t i = 0; i < n; i++) {
+        dspark__arrival a[2];
+        if (dspark__names_map(dspark__checkpoint_at(k->ckpt, i)->name, &k->doc->config, a) &&
+            a[0].target == target && (!suffix || !strcmp(a[0].suffix, suffix)))
+            return 1;
+    }
+    return 0;
+}
+
 static json_t *notes_section(inspector *k)
 {
     json_t *list = json_array();
@@ -439,6 +453,12 @@ static json_t *notes_section(inspector *k)
     for (size_t i = 0; k->quant && i < dspark__quant_config_note_count(k->quant); i++)
         dspark__inspect_append(&k->oom, list,
                                dspark__inspect_text(dspark__quant_config_note(k->quant, i)));
+    for (int i = 0; k->doc && k->ckpt && i < 2; i++)
+        if (has_tensor(k, i ? DSPARK__T_LM_HEAD : DSPARK__T_EMBED, NULL))
+            dspark__inspect_append(&k->oom, list, json_string(
+                i ? "lm_head: the file has its own, which is used instead of the target's"
+                  : "embed_tokens: the file has its own, which is used instead of the target's; "
+                    "vLLM drops it for the target's"));
     return list;
 }
 
@@ -496,20 +516,6 @@ static json_t *quantisation_section(inspector *k)
     dspark__inspect_put(&k->oom, o, "schemes", schemes);
     dspark__inspect_put(&k->oom, o, "linears", dspark__inspect_linears(&k->linears));
     return o;
-}
-
-/* Is there a tensor of this target and suffix? */
-static int has_tensor(const inspector *k, dspark__target target, const char *suffix)
-{
-    size_t n = dspark__checkpoint_count(k->ckpt);
-
-    for (size_t i = 0; i < n; i++) {
-        dspark__arrival a[2];
-        if (dspark__names_map(dspark__checkpoint_at(k->ckpt, i)->name, &k->doc->config, a) &&
-            a[0].target == target && (!suffix || !strcmp(a[0].suffix, suffix)))
-            return 1;
-    }
-    return 0;
 }
 
 static void put_extras(inspector *k, json_t *root)
@@ -598,7 +604,7 @@ static char *make_document(inspector *k)
                         k->ckpt && !*oom ? fingerprint_section(k, k->doc ? config : NULL)
                                          : json_null());
     dspark__inspect_put(oom, root, "plan",
-                        k->doc ? dspark__inspect_plan(&k->doc->config, &k->linears) : json_null());
+                        k->doc ? dspark__inspect_plan(k->doc, &k->linears) : json_null());
     dspark__inspect_put(oom, root, "deep", k->deep ? json_incref(k->deep) : json_null());
     dspark__inspect_put(oom, root, "tensors", k->tensors ? json_incref(k->tensors) : json_array());
     if (!*oom && !(text = dspark__json_short_text(root, JSON_INDENT(2) | JSON_ENSURE_ASCII))) *oom = 1;

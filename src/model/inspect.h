@@ -25,11 +25,15 @@
  *     linears       [{name, scheme, text, rows, k, file_bytes, packed_bytes}]: what is read of it and
  *                   what it takes in memory; shards of context_kv are the kv_a_proj_with_mqa
  *   confidence_head  "loaded" | "no-bias" | "absent" | "unused"
- *   embed_tokens, lm_head  "own" | "absent" (absent: the target's is used)
+ *   embed_tokens, lm_head  "own" (used instead of the target's; a note says so) | "absent" (the
+ *                 target's is used)
  *   fingerprint   32 hex digits over config, names, dtypes and shapes; no data
  *   plan          {entry_width, read_bytes, resident_bytes, cache_bytes_per_token, workspace}
- *     read_bytes      {context_proj, kv_a, norms, total, q_a}: of the files; q_a is not in total
- *     resident_bytes  {context_proj, context_kv, norms, total, q_a}: packed panels; the same
+ *     read_bytes      {context_proj, kv_a, norms, total, q_a, block, lm_head}: of the files; total is
+ *                     context KV's, without the last three; block: layers and heads; both null in a
+ *                     context-only checkpoint
+ *     resident_bytes  {context_proj, context_kv, norms, total, q_a, block, lm_head}: packed panels; the
+ *                     same; lm_head as BF16, whoever's it is
  *     cache_bytes_per_token {bf16, fp8_e4m3, fp8_e5m2, fp8_ds_mla}: over all layers, null: no fit
  *     workspace       [{n_threads, max_tokens, bytes}]: default options, one thread and all
  *   deep          {bytes, nonfinite, tensors_with_nonfinite, zero_rows}; null unless deep */
@@ -66,7 +70,7 @@ json_t *dspark__inspect_real(double v);
 json_t *dspark__inspect_config(const dspark__config_doc *doc);
 json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__modules *modules,
                                 const dspark_config *config);
-json_t *dspark__inspect_plan(const dspark_config *config, const dspark__quant_modules *linears);
+json_t *dspark__inspect_plan(const dspark__config_doc *doc, const dspark__quant_modules *linears);
 /* [{name, scheme, text, rows, k, file_bytes, packed_bytes}] in roster order. NULL: no memory. */
 json_t *dspark__inspect_linears(const dspark__quant_modules *linears);
 /* One sentence about weights whose shape is the same when transposed; null when there is none. */

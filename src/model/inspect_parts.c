@@ -14,6 +14,7 @@
 #include "model/inspect.h"
 #include "model/latent_cache.h"
 #include "model/merged_linear.h"
+#include "model/model_fill.h"
 #include "model/plan.h"
 
 /* ---- small tools ----------------------------------------------------------------------------- */
@@ -238,14 +239,69 @@ static void add_linear(const dspark__quant_modules *linears, const char *name, u
     *packed += dspark__packing_bytes(&m->packing, rows, k);
 }
 
-static void put_bytes(const dspark_config *c, const dspark__quant_modules *linears, json_t *plan,
+static uint64_t bf16_bytes(uint64_t rows, uint64_t k)
+{
+    return dspark__packing_bytes(&dspark__packing_bf16, rows, k);
+}
+
+/* Layers and heads as model_block.c keeps them: kv_b in its two halves, biases inside a matrix. The
+ * tables are looked up in the files and take no memory of their own. */
+static void add_block(const dspark_config *c, const dspark__quant_modules *linears, uint64_t *file,
+                      uint64_t *packed)
+{
+    const uint64_t h = c->hidden_size, heads = c->n_heads, layers = c->n_layers;
+    const uint64_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank;
+    const struct {
+        const char *name;
+        uint64_t rows, k;
+    } linear[] = {{"self_attn.q_b_proj", heads * (p + c->qk_rope_head_dim), c->q_lora_rank},
+                  {"self_attn.o_proj", h, heads * v},
+                  {"mlp.gate_proj", c->intermediate_size, h},
+                  {"mlp.up_proj", c->intermediate_size, h},
+                  {"mlp.down_proj", h, c->intermediate_size}};
+    const uint64_t norms = (2 * layers * h + layers * c->q_lora_rank + h) * 2;
+    const uint32_t confidence = dspark__block_confidence(c);
+    uint32_t mix_k, mix = dspark__block_mix(c, &mix_k);
+    uint64_t unused = 0;
+    char name[64];
+
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        for (size_t i = 0; i < sizeof linear / sizeof *linear; i++) {
+            snprintf(name, sizeof name, "layers.%u.%s", l, linear[i].name);
+            add_linear(linears, name, linear[i].rows, linear[i].k, file, packed);
+        }
+        snprintf(name, sizeof name, "layers.%u.self_attn.kv_b_proj", l);
+        add_linear(linears, name, heads * (p + v), width, file, &unused);
+    }
+    *packed += layers * heads * (bf16_bytes(width, p) + bf16_bytes(v, width));
+    add_linear(linears, "markov_head.markov_w2", c->vocab_size, c->markov_rank, file, packed);
+    if (mix) {
+        add_linear(linears, c->markov_type == DSPARK_MARKOV_RNN ? "markov_head.joint_proj"
+                                                                : "markov_head.gate_proj",
+                   mix, mix_k, file, &unused);
+        *packed += bf16_bytes(mix, (uint64_t)mix_k + 1);
+    }
+    if (confidence) add_linear(linears, "confidence_head.proj", 1, confidence, file, &unused);
+    *packed += norms + (uint64_t)confidence * 2;
+    *file += norms;
+}
+
+/* A checkpoint that was cut down to context KV has no block. */
+static json_t *known_bytes(const dspark__config_doc *doc, uint64_t bytes)
+{
+    return doc->context_only ? json_null() : dspark__inspect_u64(bytes);
+}
+
+static void put_bytes(const dspark__config_doc *doc, const dspark__quant_modules *linears, json_t *plan,
                       int *oom)
 {
+    const dspark_config *c = &doc->config;
     const uint64_t h = c->hidden_size, taps = (uint64_t)c->n_taps * c->tap_width;
     const uint32_t width = c->kv_lora_rank + c->qk_rope_head_dim;
     const uint64_t norms =
         ((c->fc_norm ? taps : 0) + h + (uint64_t)c->n_layers * c->kv_lora_rank) * 2;
     uint64_t proj = 0, kv_a = 0, q_a = 0, packed_proj = 0, packed_kv = 0, packed_q = 0;
+    uint64_t block = 0, packed_block = 0;
     json_t *read = json_object(), *resident = json_object();
     char name[64];
 
@@ -261,6 +317,9 @@ static void put_bytes(const dspark_config *c, const dspark__quant_modules *linea
     dspark__inspect_put(oom, read, "norms", dspark__inspect_u64(norms));
     dspark__inspect_put(oom, read, "total", dspark__inspect_u64(proj + kv_a + norms));
     dspark__inspect_put(oom, read, "q_a", dspark__inspect_u64(q_a));
+    if (!doc->context_only) add_block(c, linears, &block, &packed_block);
+    dspark__inspect_put(oom, read, "block", known_bytes(doc, block));
+    dspark__inspect_put(oom, read, "lm_head", known_bytes(doc, (uint64_t)c->vocab_size * h * 2));
     dspark__inspect_put(oom, plan, "read_bytes", read);
     dspark__inspect_put(oom, resident, "context_proj", dspark__inspect_u64(packed_proj));
     dspark__inspect_put(oom, resident, "context_kv", dspark__inspect_u64(packed_kv));
@@ -268,6 +327,8 @@ static void put_bytes(const dspark_config *c, const dspark__quant_modules *linea
     dspark__inspect_put(oom, resident, "total",
                         dspark__inspect_u64(packed_proj + packed_kv + norms));
     dspark__inspect_put(oom, resident, "q_a", dspark__inspect_u64(packed_q));
+    dspark__inspect_put(oom, resident, "block", known_bytes(doc, packed_block));
+    dspark__inspect_put(oom, resident, "lm_head", known_bytes(doc, bf16_bytes(c->vocab_size, h)));
     dspark__inspect_put(oom, plan, "resident_bytes", resident);
 }
 
@@ -322,14 +383,15 @@ static void put_workspace(const dspark_config *c, json_t *plan, int *oom)
     dspark__inspect_put(oom, plan, "workspace", list);
 }
 
-json_t *dspark__inspect_plan(const dspark_config *c, const dspark__quant_modules *linears)
+json_t *dspark__inspect_plan(const dspark__config_doc *doc, const dspark__quant_modules *linears)
 {
+    const dspark_config *c = &doc->config;
     json_t *plan = json_object(), *cache = json_object();
     int oom = 0;
 
     dspark__inspect_put(&oom, plan, "entry_width",
                         json_integer(c->kv_lora_rank + c->qk_rope_head_dim));
-    put_bytes(c, linears, plan, &oom);
+    put_bytes(doc, linears, plan, &oom);
     for (int d = DSPARK_CACHE_BF16; d <= DSPARK_CACHE_FP8_DS_MLA; d++) {
         size_t entry =
             dspark__cache_entry_bytes((dspark_cache_dtype)d, c->kv_lora_rank, c->qk_rope_head_dim);

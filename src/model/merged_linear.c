@@ -277,20 +277,30 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
     return DSPARK_OK;
 }
 
-dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
-                                               const uint16_t *w, dspark_error *err)
+dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, uint32_t row,
+                                              uint32_t n, const uint16_t *w, dspark_error *err)
 {
     dspark__shard *shard = &ml->shards[s];
     if (shard->scheme)
         return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
-    shard->packing = dspark__packing_bf16;
-    dspark_status st = take_memory(ml, shard, err);
-    if (st != DSPARK_OK) return st;
-    dspark__pack_bf16((uint16_t *)(void *)shard->codes, w, shard->rows, ml->k);
+    if (!shard->memory) {
+        shard->packing = dspark__packing_bf16;
+        dspark_status st = take_memory(ml, shard, err);
+        if (st != DSPARK_OK) return st;
+    }
+    unsigned char *to = shard->codes + row / DSPARK__PANEL * shard->code_stride;
+    dspark__pack_bf16((uint16_t *)(void *)to, w, n, ml->k);
+    if (row + n < shard->rows) return DSPARK_OK;
     shard->scheme = &dspark__scheme_bf16;
     ml->bytes += shard->bytes;
     ml->n_filled++;
     return DSPARK_OK;
+}
+
+dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
+                                               const uint16_t *w, dspark_error *err)
+{
+    return dspark__merged_linear_fill_rows(ml, s, 0, ml->shards[s].rows, w, err);
 }
 
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err)

@@ -73,6 +73,10 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
 /* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
 dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
                                                const uint16_t *w, dspark_error *err);
+/* The same piece by piece: rows [row, row + n), in order, each piece but the last a multiple of
+ * DSPARK__PANEL rows. The shard is filled with its last row. */
+dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, uint32_t row,
+                                              uint32_t n, const uint16_t *w, dspark_error *err);
 
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);

@@ -46,15 +46,14 @@ size_t dspark__block_place(const dspark_config *c, dspark__target target, uint32
     }
 }
 
-/* Rows of what mixes into the Markov bias, and its width; 0 rows for the plain head. */
-static uint32_t mix_rows(const dspark_config *c, uint32_t *k)
+uint32_t dspark__block_mix(const dspark_config *c, uint32_t *k)
 {
     *k = c->hidden_size + c->markov_rank * (c->markov_type == DSPARK_MARKOV_RNN ? 2 : 1);
     if (c->markov_type == DSPARK_MARKOV_GATED) return c->markov_rank;
     return c->markov_type == DSPARK_MARKOV_RNN ? 3 * c->markov_rank : 0;
 }
 
-static uint32_t confidence_width(const dspark_config *c)
+uint32_t dspark__block_confidence(const dspark_config *c)
 {
     if (!c->confidence_head) return 0;
     return c->hidden_size + (c->confidence_with_markov ? c->markov_rank : 0);
@@ -66,9 +65,9 @@ uint64_t dspark__block_work(const dspark_config *c)
     const uint64_t r = c->qk_rope_head_dim, v = c->v_head_dim;
     uint64_t layer = heads * (p + r) * c->q_lora_rank + heads * (p + v) * c->kv_lora_rank +
                      h * heads * v + 3 * h * c->intermediate_size;
-    uint32_t mix_k, mix = mix_rows(c, &mix_k);
+    uint32_t mix_k, mix = dspark__block_mix(c, &mix_k);
     return (layer * c->n_layers + (uint64_t)c->vocab_size * (h + c->markov_rank) +
-            (uint64_t)mix * mix_k + confidence_width(c)) * 2;
+            (uint64_t)mix * mix_k + dspark__block_confidence(c)) * 2;
 }
 
 /* ---- vectors ---- */
@@ -79,7 +78,7 @@ static dspark_status fill_norms(dspark__filler *f, const dspark__module *modules
     dspark__block_weights *b = &f->model->block;
     const size_t h = c->hidden_size, layers = c->n_layers;
     const dspark__module *once = modules + layers * P_PER_LAYER;
-    uint32_t confidence = confidence_width(c);
+    uint32_t confidence = dspark__block_confidence(c);
     dspark_status st = DSPARK_OK;
     b->norms_bytes = (2 * layers * h + layers * c->q_lora_rank + h + confidence) * 2;
     b->norms = dspark__alloc(&f->model->allocator, b->norms_bytes, 64);
@@ -203,7 +202,7 @@ dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *module
     const dspark__module *once = modules + (size_t)c->n_layers * P_PER_LAYER;
     const uint32_t h = c->hidden_size, layers = c->n_layers;
     const uint32_t q = c->n_heads * (c->qk_nope_head_dim + c->qk_rope_head_dim);
-    uint32_t mix_k, mix = mix_rows(c, &mix_k), l;
+    uint32_t mix_k, mix = dspark__block_mix(c, &mix_k), l;
     dspark_status st = fill_norms(f, modules, err);
     if (st == DSPARK_OK) st = fill_kv_b(f, modules, err);
     if (st == DSPARK_OK)

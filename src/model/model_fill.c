@@ -28,11 +28,24 @@ dspark_status dspark__module_add(dspark__module *module, const char *suffix,
     return DSPARK_OK;
 }
 
-static int report_step(void *user, uint64_t bytes)
+static int report(dspark__filler *f, uint64_t bytes)
 {
-    dspark__filler *f = user;
     f->done += bytes;
     return f->opts->progress ? f->opts->progress(f->opts->progress_user, f->done, f->total) : 0;
+}
+
+/* A merged linear's step: whole rows, in bytes of the file. */
+static int report_rows(void *user, uint64_t bytes)
+{
+    dspark__filler *f = user;
+    return report(f, f->row_bytes ? bytes / f->row_bytes * f->row_work : bytes);
+}
+
+dspark_status dspark__fill_progress(dspark__filler *f, const char *name, uint64_t bytes,
+                                    dspark_error *err)
+{
+    if (!report(f, bytes)) return DSPARK_OK;
+    return dspark__fail(err, DSPARK_ECANCELLED, name, "cancelled while packing");
 }
 
 void dspark__fill_mark(dspark__filler *f, const char *name, uint64_t rows, uint64_t k)
@@ -69,7 +82,11 @@ dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, u
                                  const dspark__module *module, dspark_error *err)
 {
     dspark__quant_rule rule;
-    dspark__fill fill = {f->ckpt, module, &rule, f->threads, f->digest, report_step, f};
+    dspark__fill fill = {f->ckpt, module, &rule, f->threads, f->digest, report_rows, f};
+    const dspark_tensor *weight = dspark__module_part(module, "weight");
+    if (!weight) weight = dspark__module_part(module, "weight_packed");
+    f->row_bytes = weight ? weight->n_bytes / ml->shards[shard].rows : 0;
+    f->row_work = (uint64_t)ml->k * 2;
     dspark__fill_mark(f, ml->name, ml->shards[shard].rows, ml->k);
     if (module->n_parts == 0) return DSPARK_OK; /* _complete names it */
     dspark_status st = dspark__quant_config_rule(f->quant, module->name, &rule, err);
@@ -132,9 +149,7 @@ dspark_status dspark__fill_dense(dspark__filler *f, const dspark__module *module
     if (f->digest) dspark__digest_update(f->digest, to, (size_t)rows * k * 2);
     for (uint32_t i = 0; i < module->n_parts; i++)
         dspark__checkpoint_drop(f->ckpt, module->parts[i].tensor, 0, module->parts[i].tensor->n_bytes);
-    if (report_step(f, (uint64_t)rows * k * 2))
-        return dspark__fail(err, DSPARK_ECANCELLED, module->name, "cancelled while packing");
-    return DSPARK_OK;
+    return dspark__fill_progress(f, module->name, (uint64_t)rows * k * 2, err);
 }
 
 dspark_status dspark__fill_table(dspark__filler *f, const dspark__module *module, const char *name,

@@ -13,12 +13,19 @@ typedef struct dspark__filler {
     dspark__threads *threads;
     dspark__digest *digest;              /* of everything that is filled; may be NULL */
     const dspark_model_opts *opts;
-    uint64_t done, total;                /* bytes, for progress */
+    /* Progress counts weights as bf16, whatever they are stored as: what is stored of the present
+     * shard is told in row_bytes a row, each worth row_work. */
+    uint64_t done, total;
+    uint64_t row_bytes, row_work;
 } dspark__filler;
 
 /* Add one tensor to a module. DSPARK_EMODEL when it arrives twice or there are too many. */
 dspark_status dspark__module_add(dspark__module *module, const char *suffix,
                                  const dspark_tensor *tensor, dspark_error *err);
+
+/* Report `bytes` more; DSPARK_ECANCELLED with `name` when the caller says stop. */
+dspark_status dspark__fill_progress(dspark__filler *f, const char *name, uint64_t bytes,
+                                    dspark_error *err);
 
 /* Shape and name of what comes next, into the filler's digest. */
 void dspark__fill_mark(dspark__filler *f, const char *name, uint64_t rows, uint64_t k);
@@ -51,6 +58,10 @@ dspark_status dspark__fill_table(dspark__filler *f, const dspark__module *module
 size_t dspark__block_places(const dspark_config *c);
 size_t dspark__block_place(const dspark_config *c, dspark__target target, uint32_t index,
                            int32_t shard);
+/* Rows of what mixes into the Markov bias (0 for the plain head) and its width *k without the bias;
+ * width of the confidence head, 0 without one. */
+uint32_t dspark__block_mix(const dspark_config *c, uint32_t *k);
+uint32_t dspark__block_confidence(const dspark_config *c);
 /* Bytes that filling them will report as progress. */
 uint64_t dspark__block_work(const dspark_config *c);
 /* Fill model->block but embedding and LM head. modules = the first of the block's places. */

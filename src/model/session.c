@@ -123,23 +123,31 @@ static dspark_status check_draft(dspark_session *const *s, const dspark_drafter 
     return DSPARK_OK;
 }
 
+static void describe(const dspark_session *s, const dspark_draft_input *in, dspark_draft_input *to)
+{
+    *to = *in;
+    to->position = (int64_t)s->length;
+    to->n_context = s->length;
+    to->slots = NULL;
+    to->block_table = s->table;
+    to->n_table = s->n_blocks;
+}
+
+/* Twice over the sessions: all are checked before the first is drafted. */
 dspark_status dspark__sessions_draft(dspark_session *const *s, dspark_drafter *d,
                                      const dspark_draft_input *in, dspark_draft_output *out, size_t n,
                                      dspark_error *err)
 {
     dspark_draft_input local[CHUNK_SESSIONS];
     dspark_status st = check_draft(s, d, n, err);
+    dspark__draft_reset(out, n);
+    for (size_t i = 0; st == DSPARK_OK && i < n; i++) {
+        describe(s[i], &in[i], local);
+        st = dspark__draft_check(d, &s[0]->pool->view, local, &out[i], 1, i, err);
+    }
     for (size_t i = 0; st == DSPARK_OK && i < n; i += CHUNK_SESSIONS) {
         size_t m = n - i < CHUNK_SESSIONS ? n - i : CHUNK_SESSIONS;
-        for (size_t k = 0; k < m; k++) {
-            const dspark_session *one = s[i + k];
-            local[k] = in[i + k];
-            local[k].position = (int64_t)one->length;
-            local[k].n_context = one->length;
-            local[k].slots = NULL;
-            local[k].block_table = one->table;
-            local[k].n_table = one->n_blocks;
-        }
+        for (size_t k = 0; k < m; k++) describe(s[i + k], &in[i + k], &local[k]);
         st = dspark__draft(d, &s[0]->pool->view, local, out + i, m, err);
         for (size_t k = 0; st == DSPARK_OK && k < m; k++) {
             s[i + k]->drafted = out[i + k].status == DSPARK_OK;

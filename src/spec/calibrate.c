@@ -112,6 +112,8 @@ double dspark__ece(const float *p, const uint8_t *y, size_t n, size_t bins)
 {
     double error = 0;
     if (n == 0 || bins == 0) return (double)NAN;
+    for (size_t i = 0; i < n; i++) /* a bin is found by converting p to an integer */
+        if (!(p[i] >= 0 && p[i] <= 1)) return (double)NAN;
     for (size_t b = 0; b < bins; b++) {
         double sum = 0, hits = 0;
         for (size_t i = 0; i < n; i++) {
@@ -147,6 +149,10 @@ dspark_status dspark__auc(const float *p, const uint8_t *y, size_t n, double *au
     double below = 0, wins = 0, ones = 0;
     scored *all;
     *auc = (double)NAN;
+    for (size_t i = 0; i < n; i++) /* NaN has no place in an order, and is not equal to itself */
+        if (isnan(p[i]) || y[i] > 1)
+            return dspark__fail(err, DSPARK_EINVAL, "auc", "record %zu: score %g, outcome %u", i, (double)p[i],
+                                y[i]);
     if (n == 0) return DSPARK_OK;
     all = malloc(n * sizeof *all);
     if (!all) return dspark__fail_nomem(err, "auc", n * sizeof *all);

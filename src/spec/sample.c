@@ -52,15 +52,16 @@ static size_t find_largest(const void *logits, dspark_dtype dtype, size_t vocab)
 
 /* ---- selection: keep the largest by number or by mass ---- */
 
-/* Probabilities are >= +0, and then their bits order as they do. */
-static uint32_t key_of(float p)
+/* A key that orders as the numbers do; the two zeros are one. */
+static uint32_t key_of(float x)
 {
-    return dspark__f32_bits(p);
+    const uint32_t bits = dspark__f32_bits(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* Keep the largest ones until `limit` is reached (limit_count of them, or a mass of limit_mass), the
- * lower index first among equals; all others become 0. */
-static void keep_largest(float *p, size_t n, int by_mass, double limit)
+/* Keep the largest ones until `limit` is reached (that many of them, or by_mass their sum), the lower
+ * index first among equals; all others become `dropped`. */
+static void keep_largest(float *p, size_t n, int by_mass, double limit, float dropped)
 {
     uint32_t prefix = 0, mask = 0;
     double above = 0; /* what the keys above the prefix come to */
@@ -79,7 +80,7 @@ static void keep_largest(float *p, size_t n, int by_mass, double limit)
         uint32_t key = key_of(p[i]);
         if (key > prefix) continue;
         if (key == prefix && above < limit) above += by_mass ? (double)p[i] : 1.0;
-        else p[i] = 0;
+        else p[i] = dropped;
     }
 }
 
@@ -107,12 +108,11 @@ dspark_status dspark__distribution(const dspark_sampling *s, const void *logits,
         return DSPARK_OK;
     }
     const float most = logit_at(logits, dtype, best);
-    for (size_t i = 0; i < vocab; i++)
-        probs[i] = dspark__exp_f32((logit_at(logits, dtype, i) - most) / s->temperature);
-    /* Equal logits have equal probabilities, and the largest is 1: selecting by them is by logits, but
-     * for what has become 0 and would never be drawn. */
-    if (s->top_k && s->top_k < vocab) keep_largest(probs, vocab, 0, s->top_k);
-    if (s->top_p < 1) keep_largest(probs, vocab, 1, (double)s->top_p * sum_of(probs, vocab));
+    for (size_t i = 0; i < vocab; i++) probs[i] = logit_at(logits, dtype, i);
+    /* By the logits themselves: different ones may have one probability, above all when hot. */
+    if (s->top_k && s->top_k < vocab) keep_largest(probs, vocab, 0, s->top_k, -INFINITY);
+    for (size_t i = 0; i < vocab; i++) probs[i] = dspark__exp_f32((probs[i] - most) / s->temperature);
+    if (s->top_p < 1) keep_largest(probs, vocab, 1, (double)s->top_p * sum_of(probs, vocab), 0);
     for (size_t i = 0; s->min_p > 0 && i < vocab; i++)
         if (probs[i] < s->min_p) probs[i] = 0;
     const double sum = sum_of(probs, vocab);
@@ -123,17 +123,21 @@ dspark_status dspark__distribution(const dspark_sampling *s, const void *logits,
 dspark_status dspark__sample(const float *probs, size_t vocab, const dspark_noise_key *key,
                              int32_t *token, dspark_error *err)
 {
-    const double limit = dspark__uniform(key) * sum_of(probs, vocab);
+    const double mass = sum_of(probs, vocab), limit = dspark__uniform(key) * mass;
     size_t last = SIZE_MAX;
     double sum = 0;
     *token = -1;
+    for (size_t i = 0; i < vocab; i++) /* all of the row: a token before the fault is none either */
+        if (!(probs[i] >= 0) || isinf(probs[i]))
+            return dspark__fail(err, DSPARK_ENONFINITE, "probs", "token %zu: %g is no probability", i,
+                                (double)probs[i]);
     for (size_t i = 0; i < vocab; i++) {
         if (!(probs[i] > 0)) continue;
         last = i;
         sum += (double)probs[i];
         if (sum > limit) break;
     }
-    if (last == SIZE_MAX || !isfinite(sum))
+    if (last == SIZE_MAX)
         return dspark__fail(err, DSPARK_ENONFINITE, "probs", "no distribution: nothing can be drawn");
     *token = (int32_t)last;
     return DSPARK_OK;
