@@ -80,8 +80,24 @@ static inline size_t dspark__code_scale_bytes(const dspark__code_format *f, size
     return f->scale == DSPARK__CODE_PLAIN ? 0 : (k + f->block - 1) / f->block * DSPARK__PANEL;
 }
 
+/* A panel of codes times x[n_rows][k], all of k at once, without the way through memory that decode
+ * and gemm_bf16 take; the bits are theirs. */
+typedef struct dspark__dot_codes {
+    const void *x;             /* bf16, row i at x + i * x_stride */
+    size_t x_stride;           /* bytes */
+    size_t n_rows;
+    const uint8_t *codes;      /* the panel's, as for decode */
+    const uint8_t *scales;
+    const dspark__code_format *format;
+    size_t k;                  /* >= 1 */
+    size_t group;              /* K-groups: a multiple of 8 values of k; or 0 */
+    const float *group_scales; /* [ceil(k / group)][48]; any alignment */
+    float *acc;                /* [n_rows][48] finished sums; with K-groups as scale_add makes them */
+} dspark__dot_codes;
+
 typedef struct dspark__kern {
     dspark_isa isa;
+    uint32_t dot_rows[2]; /* most rows for which dot_codes is the faster way: of 4 bits, of 8 bits */
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
@@ -96,6 +112,9 @@ typedef struct dspark__kern {
      * it) or in two's complement are the fast ones of 8 bits. */
     void (*decode)(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                    const dspark__code_format *f, size_t k0, size_t n_k);
+
+    /* decode and gemm_bf16 of a few rows in one; see dspark__dot_codes. */
+    void (*dot_codes)(const dspark__dot_codes *d);
 
     /* sum[i][j] = acc[i][j] * s[j] when first, else fma(acc[i][j], s[j], sum[i][j]), for n_rows rows of
      * 48 (one K-group has been accumulated in acc; s is its scale per output). IEEE, subnormals kept. */

@@ -72,6 +72,7 @@ float dspark__absmax_bf16__ref(const uint16_t *x, size_t n);
 int dspark__finite_bf16__ref(const void *x, size_t n);
 void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                          const dspark__code_format *f, size_t k0, size_t n_k);
+void dspark__dot_codes__ref(const dspark__dot_codes *d);
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first);
 void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                          size_t n_rows, size_t n_out);
@@ -107,5 +108,6 @@ void dspark__finish__avx512(uint16_t *out, size_t out_stride, const float *acc, 
                             size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
+void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d);
 
 #endif

@@ -377,6 +377,22 @@ static void run_code_block(const code_block *b, const dspark__kern *kern, const 
     }
 }
 
+/* One panel of codes times few rows, in one go. */
+static void run_few_rows(const dspark__shard *shard, const dspark__kern *kern, size_t p, uint32_t k,
+                         const dspark__gemm_bf16 *g, const void *x, size_t x_stride, float *acc)
+{
+    dspark__dot_codes d = {.x = x, .x_stride = x_stride, .n_rows = g->n_rows,
+                           .codes = shard->codes + p * shard->code_stride,
+                           .format = &shard->packing.format, .k = k, .group = shard->packing.group,
+                           .acc = acc};
+    if (shard->scales) d.scales = shard->scales + p * shard->scale_stride;
+    if (d.group) d.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
+    kern->dot_codes(&d);
+    kern->finish(g->out, g->out_stride, acc,
+                 shard->row_scales ? shard->row_scales + p * DSPARK__PANEL : NULL, g->n_rows,
+                 g->n_out);
+}
+
 /* One panel of codes. g has what all panels share; its out is this panel's. */
 static void run_code_panel(const dspark__shard *shard, const dspark__kern *kern, size_t p, uint32_t k,
                            dspark__gemm_bf16 *g, const void *x, size_t x_stride, code_scratch *c)
@@ -456,10 +472,13 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
         return;
     }
     code_scratch c = cut_scratch(scratch, n_rows);
+    const int few = n_rows <= kern->dot_rows[shard->packing.bits == 8] && !shard->perm &&
+                    shard->packing.group % 8 == 0;
     for (uint32_t p = 0; p < n_panels; p++) {
         g.out = out + (size_t)p * DSPARK__PANEL;
         g.n_out = n_out - (size_t)p * DSPARK__PANEL;
         if (g.n_out > DSPARK__PANEL) g.n_out = DSPARK__PANEL;
-        run_code_panel(shard, kern, p0 + p, ml->k, &g, x, x_stride, &c);
+        if (few) run_few_rows(shard, kern, p0 + p, ml->k, &g, x, x_stride, c.acc);
+        else run_code_panel(shard, kern, p0 + p, ml->k, &g, x, x_stride, &c);
     }
 }

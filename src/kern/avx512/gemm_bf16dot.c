@@ -191,6 +191,8 @@ void dspark__kern_avx512bf16(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_AVX512BF16;
     k->gemm_bf16 = dspark__gemm_bf16__avx512bf16;
+    k->dot_codes = dspark__dot_codes__avx512bf16;
+    k->dot_rows[0] = 8;
     k->probe_flops = probe_flops;
 }
 
