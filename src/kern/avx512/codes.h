@@ -85,16 +85,16 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code
                           ? kind == NIBBLES && signed_scales_within(row, fast.low, fast.high)
                           : scales_within(row, (uint32_t)fast.low, (uint32_t)fast.high);
         if (scale == DSPARK__CODE_E8M0 && is_fast && fast.how == EXPONENT_FINITE) {
-            s = scales_exponent(row);
+            s = scales_exponent(row, REGISTERS);
             expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT_FINITE);
         } else if (scale == DSPARK__CODE_E8M0 && is_fast) {
-            s = scales_exponent(row);
+            s = scales_exponent(row, REGISTERS);
             expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT);
         } else if (scale == DSPARK__CODE_E4M3 && kind == NIBBLES && is_fast) {
             s = scales_halves(row);
             expand_nibbles(w, codes, &nibbles, &s, n, HALVES);
         } else if (scale == DSPARK__CODE_OFFSET && kind == NIBBLES && is_fast) {
-            s = scales_words(row);
+            s = scales_words(row, REGISTERS);
             expand_nibbles(w, codes, &nibbles, &s, n, SMALL_INTEGERS);
         } else {
             s = scales_f32(row, scale);

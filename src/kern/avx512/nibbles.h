@@ -74,12 +74,12 @@ DSPARK__INLINE run_scales scales_f32(const uint8_t *scales, dspark__code_scale k
     return r;
 }
 
-/* (byte - 127) << 7 in both halves of a lane. */
-DSPARK__INLINE run_scales scales_exponent(const uint8_t *scales)
+/* (byte - 127) << 7 in both halves of a lane, of the first n registers. */
+DSPARK__INLINE run_scales scales_exponent(const uint8_t *scales, size_t n)
 {
     run_scales r;
     DSPARK__UNROLL
-    for (size_t v = 0; v < REGISTERS; v++) {
+    for (size_t v = 0; v < n; v++) {
         __m512i b = load_scale_bytes(scales, v);
         b = _mm512_or_si512(b, _mm512_slli_epi32(b, 16));
         r.of[v] = _mm512_slli_epi16(_mm512_sub_epi16(b, _mm512_set1_epi16(127)), 7);
@@ -181,11 +181,11 @@ DSPARK__INLINE run_scales scales_halves(const uint8_t *scales)
 }
 
 /* Signed bytes as words, twice a lane. */
-DSPARK__INLINE run_scales scales_words(const uint8_t *scales)
+DSPARK__INLINE run_scales scales_words(const uint8_t *scales, size_t n)
 {
     run_scales r;
     DSPARK__UNROLL
-    for (size_t v = 0; v < REGISTERS; v++) {
+    for (size_t v = 0; v < n; v++) {
         __m512i b = _mm512_slli_epi16(load_scale_words(scales, v), 8);
         r.of[v] = r.more[v] = _mm512_srai_epi16(b, 8);
     }
