@@ -91,13 +91,15 @@ typedef struct dspark__dot_codes {
     const dspark__code_format *format;
     size_t k;                  /* >= 1 */
     size_t group;              /* K-groups: a multiple of 8 values of k; or 0 */
-    const float *group_scales; /* [ceil(k / group)][48]; any alignment */
+    const float *group_scales; /* [ceil(k / group)][48] */
     float *acc;                /* [n_rows][48] finished sums; with K-groups as scale_add makes them */
 } dspark__dot_codes;
 
 typedef struct dspark__kern {
     dspark_isa isa;
-    uint32_t dot_rows[2]; /* most rows for which dot_codes is the faster way: of 4 bits, of 8 bits */
+    /* By dspark__code_scale: the most rows for which dot_codes is the faster way for codes of 4 bits, as
+     * measured (bench/codes_bench.c); 0: never. */
+    uint32_t dot_rows[4];
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
@@ -119,6 +121,11 @@ typedef struct dspark__kern {
     /* sum[i][j] = acc[i][j] * s[j] when first, else fma(acc[i][j], s[j], sum[i][j]), for n_rows rows of
      * 48 (one K-group has been accumulated in acc; s is its scale per output). IEEE, subnormals kept. */
     void (*scale_add)(float *sum, const float *acc, const float *s, size_t n_rows, int first);
+
+    /* gemm_bf16 of one panel whose k is one K-group after the other, and scale_add of each with its row
+     * of scales [ceil(k / group)][48]; group is even. sum is [n_rows][48] and starts anew when g->first.
+     * Of g, x, x_stride, n_rows, panels, k and first count; acc is scratch of [n_rows][48]. */
+    void (*gemm_groups)(const dspark__gemm_bf16 *g, size_t group, const float *scales, float *sum);
 
     /* out[i][o] = bf16(acc[i][o] * s[o]) for o < n_out <= 48 (s may be NULL: 1); NaN -> 0x7fc0. */
     void (*finish)(uint16_t *out, size_t out_stride, const float *acc, const float *s, size_t n_rows,

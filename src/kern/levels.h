@@ -35,6 +35,22 @@ DSPARK__INLINE size_t tile_rows(size_t n_left, size_t most)
     return (n_left + n_tiles - 1) / n_tiles;
 }
 
+/* gemm_groups by two other slots of a level. */
+DSPARK__INLINE void gemm_then_scale(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                    float *sum, void (*gemm)(const dspark__gemm_bf16 *g),
+                                    void (*scale_add)(float *sum, const float *acc, const float *s,
+                                                      size_t n_rows, int first))
+{
+    for (size_t k0 = 0; k0 < g->k; k0 += group, scales += DSPARK__PANEL) {
+        dspark__gemm_bf16 one = {.x = bf16_at(g->x, k0), .x_stride = g->x_stride,
+                                 .n_rows = g->n_rows, .panels = g->panels + k0 * DSPARK__PANEL,
+                                 .n_panels = 1, .k = g->k - k0 < group ? g->k - k0 : group,
+                                 .acc = g->acc, .first = 1};
+        gemm(&one);
+        scale_add(sum, g->acc, scales, g->n_rows, g->first && k0 == 0);
+    }
+}
+
 /* Merge 16 partial sums as rmsnorm_bf16 defines it. */
 DSPARK__INLINE float merge_lanes(float *lane)
 {
@@ -63,6 +79,8 @@ static const fp8_format FP8_E4M3 = {3, 0x43e00000u, 0x3c800000u, 0x46800000u, 12
 static const fp8_format FP8_E5M2 = {2, 0x47600000u, 0x38800000u, 0x43000000u, 112u << 2};
 
 void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__ref(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                float *sum);
 float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,
                             size_t n_pairs);
@@ -78,6 +96,8 @@ void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, con
                          size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                 float *sum);
 float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__avx2(uint16_t *y, const void *x, const float *c, const float *s,
                              size_t n_pairs);
@@ -93,6 +113,8 @@ void dspark__finish__avx2(uint16_t *out, size_t out_stride, const float *acc, co
                           size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                   float *sum);
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__avx512(uint16_t *y, const void *x, const float *c, const float *s,
                                size_t n_pairs);
@@ -108,6 +130,8 @@ void dspark__finish__avx512(uint16_t *out, size_t out_stride, const float *acc, 
                             size_t n_rows, size_t n_out);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                       float *sum);
 void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d);
 
 #endif

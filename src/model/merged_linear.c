@@ -362,6 +362,15 @@ static void run_code_block(const code_block *b, const dspark__kern *kern, const 
     const uint32_t stop = b->k0 + b->n;
     g->acc = c->acc;
     g->x_stride = b->x_stride;
+    if (group && group % 2 == 0 && b->k0 % group == 0 && (b->n % group == 0 || stop == b->k)) {
+        g->x = b->x; /* whole groups */
+        g->panels = c->block;
+        g->k = b->n;
+        g->first = b->k0 == 0;
+        kern->gemm_groups(g, group, b->group_scales + (size_t)(b->k0 / group) * DSPARK__PANEL,
+                          c->sum);
+        return;
+    }
     for (uint32_t at = b->k0, end; at < stop; at = end) {
         end = group && (at / group + 1) * group < stop ? (at / group + 1) * group : stop;
         g->x = b->x + (size_t)(at - b->k0) * 2;
@@ -472,8 +481,8 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
         return;
     }
     code_scratch c = cut_scratch(scratch, n_rows);
-    const int few = n_rows <= kern->dot_rows[shard->packing.bits == 8] && !shard->perm &&
-                    shard->packing.group % 8 == 0;
+    const int few = shard->packing.bits == 4 && !shard->perm && shard->packing.group % 8 == 0 &&
+                    n_rows <= kern->dot_rows[shard->packing.format.scale];
     for (uint32_t p = 0; p < n_panels; p++) {
         g.out = out + (size_t)p * DSPARK__PANEL;
         g.n_out = n_out - (size_t)p * DSPARK__PANEL;

@@ -4,11 +4,11 @@
 #if defined(__x86_64__)
 #include "kern/avx512/nibbles.h"
 
-/* A tile is up to FLAT rows x 48 outputs, or up to ROWS rows x 16 outputs, whose 16 accumulators leave
- * room for tables and for weights in the making. */
+/* A tile is up to 6 rows x 48 outputs: its 18 accumulators leave room for tables and for weights in the
+ * making. Tiles of 16 outputs x 16 rows, which expand each weight once, were slower at every number of
+ * rows: three passes over a panel, a third of its lines each, are not what memory likes. */
 enum {
-    FLAT = 4,
-    ROWS = 16,
+    ROWS = 6,
     PLAIN_K = 64,
     CHECKED = 32,   /* rows of scales that are judged at a time */
     USUAL_BLOCK = 2 /* groups of 8 under one e4m3 scale */
@@ -41,11 +41,11 @@ static product_table load_products(const uint16_t *table, int halves)
 }
 
 /* of: 8m; more: what is taken off. Bytes 8 .. 0x7e. */
-DSPARK__INLINE run_scales scales_products(const uint8_t *scales, size_t n)
+DSPARK__INLINE run_scales scales_products(const uint8_t *scales)
 {
     run_scales r;
     DSPARK__UNROLL
-    for (size_t v = 0; v < n; v++) {
+    for (size_t v = 0; v < REGISTERS; v++) {
         __m512i b = load_scale_words(scales, v);
         r.of[v] = _mm512_and_si512(_mm512_slli_epi16(b, 3), _mm512_set1_epi16(0x38));
         r.more[v] = _mm512_sub_epi16(_mm512_set1_epi16((MOST_E + 7) << 7),
@@ -69,7 +69,7 @@ typedef struct dot_job {
     const dspark__dot_codes *d;
     const unsigned char *x; /* first row of the tile */
     float *sum;             /* [rows of the tile][48] */
-    size_t n_rows, v0;      /* v0: first register of outputs */
+    size_t n_rows;
     nibble_tables tables;
     product_table products;
 } dot_job;
@@ -99,32 +99,29 @@ typedef struct sums {
     __m512 of[ROWS][REGISTERS];
 } sums;
 
-DSPARK__INLINE void load_sums(sums *s, const float *from, size_t n_rows,
-                              size_t n_v)
+DSPARK__INLINE void load_sums(sums *s, const float *from, size_t n_rows)
 {
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
-        for (size_t v = 0; v < n_v; v++)
+        for (size_t v = 0; v < REGISTERS; v++)
             s->of[i][v] = _mm512_load_ps(from + i * DSPARK__PANEL + 16 * v);
 }
 
-DSPARK__INLINE void store_sums(const sums *s, float *to, size_t n_rows,
-                              size_t n_v)
+DSPARK__INLINE void store_sums(const sums *s, float *to, size_t n_rows)
 {
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
-        for (size_t v = 0; v < n_v; v++)
+        for (size_t v = 0; v < REGISTERS; v++)
             _mm512_store_ps(to + i * DSPARK__PANEL + 16 * v, s->of[i][v]);
 }
 
 /* A finished K-group: to = sum * scale for the first, else fused into it; the sum starts anew. */
-DSPARK__INLINE void finish_group(sums *s, float *to, const float *scales, int first, size_t n_rows,
-                                 size_t n_v)
+DSPARK__INLINE void finish_group(sums *s, float *to, const float *scales, int first, size_t n_rows)
 {
     DSPARK__UNROLL
-    for (size_t v = 0; v < n_v; v++) {
+    for (size_t v = 0; v < REGISTERS; v++) {
         __m512 scale = _mm512_loadu_ps(scales + 16 * v);
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++) {
@@ -141,11 +138,11 @@ DSPARK__INLINE void finish_group(sums *s, float *to, const float *scales, int fi
 DSPARK__INLINE void multiply_run(sums *s, const uint8_t *codes, const unsigned char *x,
                                  size_t x_stride, const nibble_tables *t,
                                  const product_table *products, const run_scales *scales,
-                                 size_t n_groups, size_t n_rows, size_t n_v, scaling how)
+                                 size_t n_groups, size_t n_rows, scaling how)
 {
     for (; n_groups > 0; n_groups--, codes += 192, x += 2 * GROUP_K) {
         DSPARK__UNROLL
-        for (size_t v = 0; v < n_v; v++) {
+        for (size_t v = 0; v < REGISTERS; v++) {
             __m512i raw = _mm512_load_si512(codes + 64 * v);
             fetch_ahead(codes + 64 * v);
             DSPARK__UNROLL
@@ -168,30 +165,30 @@ DSPARK__INLINE void multiply_run(sums *s, const uint8_t *codes, const unsigned c
 DSPARK__INLINE void multiply_rows(sums *s, const uint8_t *codes, const unsigned char *x,
                                   size_t x_stride, const nibble_tables *t,
                                   const product_table *products, const uint8_t *row, size_t block,
-                                  size_t n_groups, size_t n_rows, size_t n_v, scaling how)
+                                  size_t n_groups, size_t n_rows, scaling how)
 {
     run_scales r;
     if (how == NONE) {
         DSPARK__UNROLL
-        for (size_t v = 0; v < n_v; v++) r.of[v] = r.more[v] = _mm512_setzero_si512();
-        multiply_run(s, codes, x, x_stride, t, products, &r, n_groups, n_rows, n_v, how);
+        for (size_t v = 0; v < REGISTERS; v++) r.of[v] = r.more[v] = _mm512_setzero_si512();
+        multiply_run(s, codes, x, x_stride, t, products, &r, n_groups, n_rows, how);
         return;
     }
     for (; n_groups >= block; n_groups -= block) {
         _mm_prefetch((const char *)row + SCALES_AHEAD, _MM_HINT_T0);
-        r = how == HALVES ? scales_products(row, n_v)
-            : how == SMALL_INTEGERS ? scales_words(row, n_v) : scales_exponent(row, n_v);
+        r = how == HALVES ? scales_products(row)
+            : how == SMALL_INTEGERS ? scales_words(row, REGISTERS) : scales_exponent(row, REGISTERS);
         if (block == USUAL_BLOCK && how == HALVES)
-            multiply_run(s, codes, x, x_stride, t, products, &r, USUAL_BLOCK, n_rows, n_v, how);
-        else multiply_run(s, codes, x, x_stride, t, products, &r, block, n_rows, n_v, how);
+            multiply_run(s, codes, x, x_stride, t, products, &r, USUAL_BLOCK, n_rows, how);
+        else multiply_run(s, codes, x, x_stride, t, products, &r, block, n_rows, how);
         codes += block * 192;
         x += block * 2 * GROUP_K;
         row += DSPARK__PANEL;
     }
     if (n_groups == 0) return;
-    r = how == HALVES ? scales_products(row, n_v)
-        : how == SMALL_INTEGERS ? scales_words(row, n_v) : scales_exponent(row, n_v);
-    multiply_run(s, codes, x, x_stride, t, products, &r, n_groups, n_rows, n_v, how);
+    r = how == HALVES ? scales_products(row)
+        : how == SMALL_INTEGERS ? scales_words(row, REGISTERS) : scales_exponent(row, REGISTERS);
+    multiply_run(s, codes, x, x_stride, t, products, &r, n_groups, n_rows, how);
 }
 
 /* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. */
@@ -210,16 +207,16 @@ DSPARK__INLINE size_t count_fast(const uint8_t *row, const fast_scales *fast, si
 
 /* The same by way of memory: scales that have no fast way, and the last values of k. */
 DSPARK__INLINE void multiply_through(sums *s, const dot_job *job, size_t k0, size_t n_k,
-                                     size_t n_rows, size_t n_v)
+                                     size_t n_rows)
 {
     _Alignas(64) float acc[ROWS * DSPARK__PANEL] = {0};
-    store_sums(s, acc + 16 * job->v0, n_rows, n_v);
+    store_sums(s, acc, n_rows);
     multiply_plain(job, acc, k0, n_k);
-    load_sums(s, acc + 16 * job->v0, n_rows, n_v);
+    load_sums(s, acc, n_rows);
 }
 
-/* One tile over all of k; n_rows, n_v, scale and how (the fast way) are constants in each copy. */
-DSPARK__INLINE void multiply(const dot_job *job, const fast_scales *fast, size_t n_rows, size_t n_v,
+/* One tile over all of k; n_rows, scale and how (the fast way) are constants in each copy. */
+DSPARK__INLINE void multiply(const dot_job *job, const fast_scales *fast, size_t n_rows,
                              dspark__code_scale scale, scaling how)
 {
     const dspark__dot_codes *d = job->d;
@@ -228,20 +225,20 @@ DSPARK__INLINE void multiply(const dot_job *job, const fast_scales *fast, size_t
     const size_t n_groups = d->k / GROUP_K, x_stride = d->x_stride;
     const size_t block = scale == DSPARK__CODE_PLAIN ? n_groups : d->format->block / GROUP_K;
     const size_t per_sum = d->group ? d->group / GROUP_K : SIZE_MAX;
-    const uint8_t *codes = d->codes + 64 * job->v0, *row = d->scales;
-    const float *group_scales = d->group ? d->group_scales + 16 * job->v0 : NULL;
-    float *to = job->sum + 16 * job->v0;
+    const uint8_t *codes = d->codes, *row = d->scales;
+    const float *group_scales = d->group ? d->group_scales : NULL;
+    float *to = job->sum;
     size_t to_sum = per_sum;
     int first = 1;
     sums s;
 
     DSPARK__UNROLL
-    for (size_t v = 0; v < n_v; v++)
+    for (size_t v = 0; v < REGISTERS; v++)
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++) s.of[i][v] = _mm512_setzero_ps();
     for (size_t group = 0, n; group < n_groups; group += n, to_sum -= n) {
         if (to_sum == 0) {
-            finish_group(&s, to, group_scales, first, n_rows, n_v);
+            finish_group(&s, to, group_scales, first, n_rows);
             first = 0;
             group_scales += DSPARK__PANEL;
             to_sum = per_sum;
@@ -251,58 +248,51 @@ DSPARK__INLINE void multiply(const dot_job *job, const fast_scales *fast, size_t
         if (n_fast > 0) {
             n = n_fast * block < most ? n_fast * block : most;
             multiply_rows(&s, codes + group * 192, job->x + group * 2 * GROUP_K, x_stride, &t,
-                          &products, row ? row + 16 * job->v0 : NULL, block, n, n_rows, n_v, how);
+                          &products, row ? row : NULL, block, n, n_rows, how);
             row = scale == DSPARK__CODE_PLAIN ? NULL : row + n_fast * DSPARK__PANEL;
         } else {
             n = block < most ? block : most;
-            multiply_through(&s, job, group * GROUP_K, n * GROUP_K, n_rows, n_v);
+            multiply_through(&s, job, group * GROUP_K, n * GROUP_K, n_rows);
             row += DSPARK__PANEL;
         }
     }
     if (d->k % GROUP_K) {
         if (to_sum == 0) {
-            finish_group(&s, to, group_scales, first, n_rows, n_v);
+            finish_group(&s, to, group_scales, first, n_rows);
             first = 0;
             group_scales += DSPARK__PANEL;
         }
-        multiply_through(&s, job, n_groups * GROUP_K, d->k % GROUP_K, n_rows, n_v);
+        multiply_through(&s, job, n_groups * GROUP_K, d->k % GROUP_K, n_rows);
     }
-    if (d->group) finish_group(&s, to, group_scales, first, n_rows, n_v);
-    else store_sums(&s, to, n_rows, n_v);
+    if (d->group) finish_group(&s, to, group_scales, first, n_rows);
+    else store_sums(&s, to, n_rows);
 }
 
-DSPARK__INLINE void multiply_scaled(const dot_job *job, const fast_scales *fast, size_t n_rows,
-                                    size_t n_v)
+DSPARK__INLINE void multiply_scaled(const dot_job *job, const fast_scales *fast, size_t n_rows)
 {
     switch (fast->how) {
-    case HALVES: multiply(job, fast, n_rows, n_v, DSPARK__CODE_E4M3, HALVES); break;
+    case HALVES: multiply(job, fast, n_rows, DSPARK__CODE_E4M3, HALVES); break;
     case SMALL_INTEGERS:
-        multiply(job, fast, n_rows, n_v, DSPARK__CODE_OFFSET, SMALL_INTEGERS);
+        multiply(job, fast, n_rows, DSPARK__CODE_OFFSET, SMALL_INTEGERS);
         break;
     case EXPONENT_FINITE:
-        multiply(job, fast, n_rows, n_v, DSPARK__CODE_E8M0, EXPONENT_FINITE);
+        multiply(job, fast, n_rows, DSPARK__CODE_E8M0, EXPONENT_FINITE);
         break;
-    default: multiply(job, fast, n_rows, n_v, DSPARK__CODE_PLAIN, NONE); break;
+    default: multiply(job, fast, n_rows, DSPARK__CODE_PLAIN, NONE); break;
     }
 }
 
-#define TILE(n, n_v)                                                                               \
+#define TILE(n)                                                                                    \
     DSPARK__NOINLINE void multiply_##n(const dot_job *job, const fast_scales *fast)                \
     {                                                                                              \
-        multiply_scaled(job, fast, n, n_v);                                                        \
+        multiply_scaled(job, fast, n);                                                             \
     }
-TILE(1, 3)
-TILE(2, 3)
-TILE(3, 3)
-TILE(4, 3)
-TILE(5, 1)
-TILE(6, 1)
-TILE(7, 1)
-TILE(8, 1)
-TILE(10, 1)
-TILE(12, 1)
-TILE(14, 1)
-TILE(16, 1)
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
 #undef TILE
 
 /* Everything by way of memory: tables that no fast way fits. */
@@ -325,10 +315,8 @@ static void multiply_any(const dot_job *job)
 
 void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d)
 {
-    static void (*const by_rows[ROWS + 1])(const dot_job *, const fast_scales *) = {
-        NULL,       multiply_1,  multiply_2, multiply_3, multiply_4, multiply_5,
-        multiply_6, multiply_7,  multiply_8, NULL,       multiply_10, NULL,
-        multiply_12, NULL,       multiply_14, NULL,      multiply_16};
+    static void (*const by_rows[ROWS])(const dot_job *, const fast_scales *) = {
+        multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
     const dspark__code_scale scale = d->format->scale;
     dot_job job = {.d = d};
     fast_scales fast = {NONE, 1, 0};
@@ -343,19 +331,11 @@ void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d)
               fast.how != SMALL_INTEGERS && fast.how != EXPONENT_FINITE);
     }
     for (size_t row = 0; row < d->n_rows; row += job.n_rows) {
-        size_t left = d->n_rows - row;
-        job.n_rows = tile_rows(left, ROWS);
-        if (!by_rows[job.n_rows]) job.n_rows--; /* the last one is a tile of its own */
+        job.n_rows = tile_rows(d->n_rows - row, ROWS);
         job.x = (const unsigned char *)d->x + row * d->x_stride;
         job.sum = d->acc + row * DSPARK__PANEL;
-        job.v0 = 0;
-        if (any) {
-            multiply_any(&job);
-            continue;
-        }
-        by_rows[job.n_rows](&job, &fast);
-        for (job.v0 = 1; job.n_rows > FLAT && job.v0 < REGISTERS; job.v0++)
-            by_rows[job.n_rows](&job, &fast);
+        if (any) multiply_any(&job);
+        else by_rows[job.n_rows - 1](&job, &fast);
     }
 }
 
