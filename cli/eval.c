@@ -65,7 +65,6 @@ typedef struct eval_worker {
     uint16_t *logits;      /* [BATCH][N][vocab], with a target */
     uint16_t *target;      /* [BATCH][K][vocab] */
     float *p, *q;          /* [vocab] */
-    void *scratch;         /* of dspark_distribution */
     eval_times times;
     uint64_t n_beyond;
 } eval_worker;
@@ -150,8 +149,8 @@ static int measure_cell(eval_worker *w, const uint16_t *target, const uint16_t *
     size_t vocab = w->d.config->vocab_size, i, best = 0;
     double overlap = 0;
     dspark_error err;
-    if (dspark_distribution(&run->analytic, target, DSPARK_BF16, vocab, w->p, w->scratch, &err) != DSPARK_OK ||
-        dspark_distribution(&run->analytic, draft, DSPARK_BF16, vocab, w->q, w->scratch, &err) != DSPARK_OK)
+    if (dspark_distribution(&run->analytic, target, DSPARK_BF16, vocab, w->p, &err) != DSPARK_OK ||
+        dspark_distribution(&run->analytic, draft, DSPARK_BF16, vocab, w->q, &err) != DSPARK_OK)
         return out_fail(err.code, &err);
     for (i = 0; i < vocab; i++) {
         overlap += fmin((double)w->p[i], (double)w->q[i]);
@@ -327,7 +326,6 @@ static void close_worker(eval_worker *w)
     free(w->target);
     free(w->p);
     free(w->q);
-    free(w->scratch);
     if (w->own) drafting_close(&w->d);
 }
 
@@ -349,8 +347,7 @@ static int open_worker(eval_worker *w, eval_run *run, uint32_t n_threads)
     w->target = calloc(BATCH * block * vocab, sizeof *w->target);
     w->p = calloc(vocab, sizeof *w->p);
     w->q = calloc(vocab, sizeof *w->q);
-    w->scratch = malloc(dspark_sampling_scratch(vocab));
-    if (!w->logits || !w->target || !w->p || !w->q || !w->scratch)
+    if (!w->logits || !w->target || !w->p || !w->q)
         return out_error(EXIT_INTERNAL, "out of memory");
     return EXIT_OK;
 }
@@ -420,6 +417,18 @@ static void make_key(const eval_run *run, eval_key *key)
              dspark_version());
 }
 
+static int write_calibration(const eval_figures *f, const char *path)
+{
+    dspark_calibration c = {f->k, {0}};
+    dspark_error err = {0};
+    if (!f->has_confidence)
+        return out_error(EXIT_CHECK_FAILED, "--calibration-out: this drafter has no confidence head");
+    memcpy(c.temperatures, f->temperatures, sizeof c.temperatures);
+    if (dspark_calibration_save(&c, path, &err) == DSPARK_OK) return EXIT_OK;
+    out_fail(err.code, &err);
+    return EXIT_INTERNAL;
+}
+
 static int show(eval_run *run, const eval_data *all, double seconds)
 {
     const eval_args *a = run->args;
@@ -444,7 +453,7 @@ static int show(eval_run *run, const eval_data *all, double seconds)
     r.seconds = seconds;
     r.jobs = (uint32_t)a->jobs;
     code = a->html ? eval_write_html(&r, a->html) : EXIT_OK;
-    if (code == EXIT_OK && a->calibration) code = eval_write_calibration(&figures, &r, a->calibration);
+    if (code == EXIT_OK && a->calibration) code = write_calibration(&figures, a->calibration);
     if (code == EXIT_OK) code = a->json ? eval_print_json(&r) : eval_print_text(&r);
     eval_figures_free(&figures);
     return code;

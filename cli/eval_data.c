@@ -240,3 +240,89 @@ static void measure_reliability(eval_figures *f, const float *p, const uint8_t *
         f->reliability[b].accepted /= (double)f->reliability[b].n;
     }
 }
+
+/* ECE of survival products (drafts before position k and k itself) against what stood. */
+static double survival_error(const eval_data *d, const double *temperatures, float *p, uint8_t *y)
+{
+    size_t n = 0, i;
+    uint32_t k;
+    for (i = 0; i < d->n; i++) {
+        double survival = 1;
+        for (k = 0; k < d->k; k++) {
+            double c = (double)d->confidence[i * d->k + k];
+            if (temperatures && c > 0 && c < 1) c = 1 / (1 + exp(-log(c / (1 - c)) / temperatures[k]));
+            survival *= c;
+            p[n] = (float)survival;
+            y[n++] = d->accepted[i] > k;
+        }
+    }
+    return dspark_ece(p, y, n, 20);
+}
+
+static int measure_confidence(eval_figures *f, const eval_data *d)
+{
+    size_t cells = d->n * d->k, n, i;
+    float *p = malloc(cells * sizeof *p);
+    uint8_t *y = malloc(cells);
+    dspark_calibration fit;
+    uint32_t k;
+    int failed = !p || !y;
+    for (i = 0; !failed && !f->has_confidence && i < cells; i++) f->has_confidence = d->confidence[i] != 1.0f;
+    for (k = 0; !failed && f->has_confidence && k < d->k; k++) {
+        eval_position *at = &f->positions[k];
+        double sum = 0;
+        n = tested(d, k, p, y);
+        for (i = 0; i < n; i++) sum += (double)p[i];
+        at->mean_confidence = n ? sum / (double)n : (double)NAN;
+        at->ece = dspark_ece(p, y, n, 20);
+        at->brier = dspark_brier(p, y, n);
+        failed = dspark_auc(p, y, n, &at->auc, NULL) != DSPARK_OK;
+    }
+    if (!failed && f->has_confidence) {
+        n = tested(d, d->k, p, y);
+        measure_reliability(f, p, y, n);
+        f->ece = dspark_ece(p, y, n, 20);
+        f->brier = dspark_brier(p, y, n);
+        failed = dspark_auc(p, y, n, &f->auc, NULL) != DSPARK_OK ||
+                 dspark_calibration_fit(&fit, d->confidence, d->accepted, d->n, d->k, NULL) != DSPARK_OK;
+    }
+    if (!failed && f->has_confidence) {
+        memcpy(f->temperatures, fit.temperatures, sizeof f->temperatures);
+        f->survival_ece = survival_error(d, NULL, p, y);
+        f->scaled_ece = survival_error(d, f->temperatures, p, y);
+    }
+    free(p);
+    free(y);
+    return failed ? -1 : 0;
+}
+
+int eval_measure(eval_figures *f, const eval_data *d)
+{
+    double sum = 0;
+    size_t i, cells = d->n * d->k;
+    memset(f, 0, sizeof *f);
+    f->n_anchors = d->n;
+    f->k = d->k;
+    f->positions = calloc(d->k, sizeof *f->positions);
+    if (!f->positions) return -1;
+    measure_lengths(f, d);
+    measure_depths(f, d);
+    measure_positions(f, d);
+    f->expected_sampled = f->expected_greedy = f->greedy_text = (double)NAN;
+    f->ece = f->brier = f->auc = f->survival_ece = f->scaled_ece = (double)NAN;
+    if (d->has_target) {
+        f->expected_sampled = expected_length(d->alpha, d->n, d->k);
+        f->expected_greedy = expected_length(d->target_p, d->n, d->k);
+        for (i = 0; i < cells; i++) sum += d->greedy_text[i];
+        f->greedy_text = sum / (double)cells;
+    }
+    if (measure_confidence(f, d) == 0) return 0;
+    eval_figures_free(f);
+    return -1;
+}
+
+void eval_figures_free(eval_figures *f)
+{
+    free(f->positions);
+    f->positions = NULL;
+}

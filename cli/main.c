@@ -18,6 +18,8 @@ static const command commands[] = {
     {"context", command_context, "turn a hidden-state dump into every layer's cache"},
     {"compare", command_compare, "prove the paths equal bit for bit, or compare two files of caches"},
     {"quantize", command_quantize, "write a checkpoint with quantised weights, and prove it"},
+    {"draft", command_draft, "draft blocks of tokens from a hidden-state dump"},
+    {"eval", command_eval, "measure offline how many drafts the target accepts"},
     {"bench", command_bench, "time the one pass, what it replaces, and the machine's limits"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
@@ -27,7 +29,7 @@ static void print_usage(FILE *f)
     size_t i;
     fprintf(f, "usage: dspark COMMAND [ARGUMENTS]\n"
                "       dspark COMMAND --help | dspark help COMMAND | dspark --version\n\n"
-               "The DSpark draft model of Kimi-K3: context KV from hidden states.\n\n");
+               "The DSpark draft model of Kimi-K3: context KV, drafts, and what they are worth.\n\n");
     for (i = 0; i < N_COMMANDS; i++)
         fprintf(f, "  %-8s  %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "\nResults go to standard output, everything else to standard error.\n"

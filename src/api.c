@@ -1,4 +1,7 @@
-/* Every exported function and nothing else: arguments are checked here, the work is elsewhere. */
+/* Exported functions and nothing else: arguments are checked here, the work is elsewhere. Files, models,
+ * context; api_draft.c has drafting, sessions, and what needs no model. */
+#include "api.h"
+
 #include <string.h>
 
 #include "base/digest.h"
@@ -13,10 +16,8 @@
 #include "quant/encode.h"
 #include "quant/quantize.h"
 
-/* Copy a caller's options over the defaults in `own`: an older caller's struct is shorter. NULL keeps
- * the defaults. */
-static dspark_status take_opts(void *own, size_t own_size, const void *theirs, const char *what,
-                               dspark_error *err)
+dspark_status dspark__take_opts(void *own, size_t own_size, const void *theirs, const char *what,
+                                dspark_error *err)
 {
     size_t size;
     dspark__error_clear(err);
@@ -30,7 +31,7 @@ static dspark_status take_opts(void *own, size_t own_size, const void *theirs, c
     return DSPARK_OK;
 }
 
-static dspark_status fail_null(dspark_error *err, const char *what)
+dspark_status dspark__fail_null(dspark_error *err, const char *what)
 {
     return dspark__fail(err, DSPARK_EINVAL, what, "is NULL");
 }
@@ -77,9 +78,9 @@ unsigned dspark_dtype_bits(dspark_dtype dtype)
 dspark_status dspark_checkpoint_open(dspark_checkpoint **out, const char *path, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__checkpoint_open(out, path, err);
 }
 
@@ -119,9 +120,9 @@ void dspark_checkpoint_drop(const dspark_checkpoint *ckpt, const dspark_tensor *
 dspark_status dspark_writer_create(dspark_writer **out, const char *path, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__writer_create(out, path, err);
 }
 
@@ -129,7 +130,7 @@ dspark_status dspark_writer_metadata(dspark_writer *w, const char *key, const ch
                                      dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || !key || !value) return fail_null(err, "writer, key or value");
+    if (!w || !key || !value) return dspark__fail_null(err, "writer, key or value");
     return dspark__writer_metadata(w, key, value, err);
 }
 
@@ -137,7 +138,7 @@ dspark_status dspark_writer_declare(dspark_writer *w, const char *name, dspark_d
                                     uint32_t rank, const uint64_t *shape, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || !name || (rank && !shape)) return fail_null(err, "writer, name or shape");
+    if (!w || !name || (rank && !shape)) return dspark__fail_null(err, "writer, name or shape");
     return dspark__writer_declare(w, name, dtype, rank, shape, err);
 }
 
@@ -145,14 +146,14 @@ dspark_status dspark_writer_data(dspark_writer *w, const void *data, size_t n_by
                                  dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w || (n_bytes && !data)) return fail_null(err, "writer or data");
+    if (!w || (n_bytes && !data)) return dspark__fail_null(err, "writer or data");
     return dspark__writer_data(w, data, n_bytes, err);
 }
 
 dspark_status dspark_writer_commit(dspark_writer *w, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!w) return fail_null(err, "writer");
+    if (!w) return dspark__fail_null(err, "writer");
     return dspark__writer_commit(w, err);
 }
 
@@ -173,11 +174,11 @@ dspark_status dspark_inspect(dspark_inspection **out, const char *path,
 {
     dspark_inspect_opts own;
     dspark_inspect_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "inspect options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "inspect options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__inspect(out, path, &own, err);
 }
 
@@ -208,11 +209,11 @@ dspark_status dspark_model_open(dspark_model **out, const char *path,
 {
     dspark_model_opts own;
     dspark_model_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "model options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "model options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!path) return fail_null(err, "path");
+    if (!path) return dspark__fail_null(err, "path");
     return dspark__model_open(out, path, &own, err);
 }
 
@@ -269,9 +270,9 @@ dspark_status dspark_cache_create(dspark_cache **out, const dspark_model *model,
                                   const dspark_allocator *allocator, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!out) return fail_null(err, "out");
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
-    if (!model) return fail_null(err, "model");
+    if (!model) return dspark__fail_null(err, "model");
     return dspark__cache_create(out, &model->config, dtype, block_size, n_blocks, allocator, err);
 }
 
@@ -299,7 +300,7 @@ dspark_status dspark_slots_from_blocks(const int32_t *block_table, size_t n_tabl
     dspark__error_clear(err);
     if (n == 0) return DSPARK_OK;
     if ((n_table && !block_table) || !positions || !slots)
-        return fail_null(err, "block_table, positions or slots");
+        return dspark__fail_null(err, "block_table, positions or slots");
     if (block_size == 0) return dspark__fail(err, DSPARK_EINVAL, "block_size", "is 0");
     return dspark__slots_from_blocks(block_table, n_table, block_size, null_block, positions, n,
                                      slots, err);
@@ -318,9 +319,9 @@ dspark_status dspark_plan_context(const dspark_config *config, const dspark_cont
     dspark_context_opts own;
     dspark__layout layout;
     dspark_context_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "context options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "context options", err);
     if (st != DSPARK_OK) return st;
-    if (!config || !plan) return fail_null(err, "config or plan");
+    if (!config || !plan) return dspark__fail_null(err, "config or plan");
     if ((st = dspark__config_check(config, "config", err)) != DSPARK_OK) return st;
     if ((st = dspark__plan_context(config, &own, &layout, err)) != DSPARK_OK) return st;
     *plan = (dspark_context_plan){layout.total, layout.max_tokens, layout.n_threads};
@@ -332,11 +333,11 @@ dspark_status dspark_context_create(dspark_context **out, const dspark_model *mo
 {
     dspark_context_opts own;
     dspark_context_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "context options", err);
-    if (!out) return fail_null(err, "out");
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "context options", err);
+    if (!out) return dspark__fail_null(err, "out");
     *out = NULL;
     if (st != DSPARK_OK) return st;
-    if (!model) return fail_null(err, "model");
+    if (!model) return dspark__fail_null(err, "model");
     return dspark__context_create(out, model, &own, err);
 }
 
@@ -371,10 +372,10 @@ dspark_status dspark_context_run(dspark_context *ctx, const dspark_batch *batch,
     dspark_cache_view_init(&view);
     if (!info) info = &unseen;
     *info = (dspark_run_info){.max_position = -1};
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
-    if (st == DSPARK_OK) st = take_opts(&view, sizeof view, cache, "cache view", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
+    if (st == DSPARK_OK) st = dspark__take_opts(&view, sizeof view, cache, "cache view", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || !cache) return fail_null(err, "context, batch or cache");
+    if (!ctx || !batch || !cache) return dspark__fail_null(err, "context, batch or cache");
     return dspark__context_run(ctx, &b, &view, info, err);
 }
 
@@ -383,9 +384,9 @@ dspark_status dspark_context_states(dspark_context *ctx, const dspark_batch *bat
 {
     dspark_batch b;
     dspark_batch_init(&b);
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || (b.n_tokens && !states)) return fail_null(err, "context, batch or states");
+    if (!ctx || !batch || (b.n_tokens && !states)) return dspark__fail_null(err, "context, batch or states");
     return dspark__context_states(ctx, &b, states, err);
 }
 
@@ -394,9 +395,9 @@ dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_batch *batch
 {
     dspark_batch b;
     dspark_batch_init(&b);
-    dspark_status st = take_opts(&b, sizeof b, batch, "batch", err);
+    dspark_status st = dspark__take_opts(&b, sizeof b, batch, "batch", err);
     if (st != DSPARK_OK) return st;
-    if (!ctx || !batch || (b.n_tokens && !entries)) return fail_null(err, "context, batch or entries");
+    if (!ctx || !batch || (b.n_tokens && !entries)) return dspark__fail_null(err, "context, batch or entries");
     return dspark__context_fp64(ctx, &b, entries, err);
 }
 
@@ -412,9 +413,9 @@ dspark_status dspark_synth_checkpoint(const char *dir, const dspark_synth_opts *
 {
     dspark_synth_opts own;
     dspark_synth_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "synth options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "synth options", err);
     if (st != DSPARK_OK) return st;
-    if (!dir) return fail_null(err, "dir");
+    if (!dir) return dspark__fail_null(err, "dir");
     return dspark__synth_checkpoint(dir, &own, err);
 }
 
@@ -423,7 +424,7 @@ dspark_status dspark_synth_dump(const char *file, const char *ckpt, uint64_t n_t
                                 dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!file || !ckpt) return fail_null(err, "file or ckpt");
+    if (!file || !ckpt) return dspark__fail_null(err, "file or ckpt");
     return dspark__synth_dump(file, ckpt, n_tokens, seed, progress, progress_user, err);
 }
 
@@ -444,11 +445,11 @@ dspark_status dspark_quantize(const char *ckpt, const char *out, const dspark_qu
 {
     dspark_quantize_opts own;
     dspark_quantize_opts_init(&own);
-    dspark_status st = take_opts(&own, sizeof own, opts, "quantize options", err);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "quantize options", err);
     if (st != DSPARK_OK) return st;
-    if (!ckpt || !out || !*out) return fail_null(err, "ckpt or out");
+    if (!ckpt || !out || !*out) return dspark__fail_null(err, "ckpt or out");
     if ((own.n_ignore && !own.ignore) || (own.n_targets && !own.targets))
-        return fail_null(err, "ignore or targets");
+        return dspark__fail_null(err, "ignore or targets");
     return dspark__quantize(ckpt, out, &own, err);
 }
 
@@ -466,7 +467,7 @@ dspark_status dspark_probe_compute(dspark_isa isa, uint32_t n_threads, double se
                                    double *gflops, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!gflops) return fail_null(err, "gflops");
+    if (!gflops) return dspark__fail_null(err, "gflops");
     return dspark__probe_compute(isa, n_threads, seconds, gflops, err);
 }
 
@@ -474,7 +475,7 @@ dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n
                                 double seconds, double *gbytes_per_s, dspark_error *err)
 {
     dspark__error_clear(err);
-    if (!buffer || !gbytes_per_s) return fail_null(err, "buffer or result");
+    if (!buffer || !gbytes_per_s) return dspark__fail_null(err, "buffer or result");
     if (n_bytes < 64) return dspark__fail(err, DSPARK_EINVAL, "n_bytes", "%zu, expected 64 or more", n_bytes);
     return dspark__probe_read(n_threads, buffer, n_bytes, seconds, gbytes_per_s, err);
 }

@@ -482,6 +482,137 @@ DSPARK_API dspark_status dspark_context_fp64(dspark_context *ctx, const dspark_b
                                              double *entries, dspark_error *err);
 
 /* ------------------------------------------------------------------------------------------------
+ * Sampling, verification, scheduling: rows of numbers in, no model. docs/verification.md has the
+ * formulas. All functions are pure, thread-safe and allocate nothing unless they say so.
+ * --------------------------------------------------------------------------------------------- */
+
+/* Applied in this order: temperature, top_k, top_p, min_p; ties keep the lower id. */
+typedef struct dspark_sampling {
+    size_t struct_size;
+    float temperature;          /* 0 = greedy */
+    uint32_t top_k;             /* 0 = off */
+    float top_p;                /* 1 = off */
+    float min_p;                /* 0 = off */
+} dspark_sampling;
+DSPARK_API void dspark_sampling_init(dspark_sampling *s);
+
+/* logits [vocab] (DSPARK_BF16 or DSPARK_F32, any alignment) to probabilities that sum to 1. Temperature
+ * 0 gives 1 to the largest, the lowest id on ties. The same bits on every machine. DSPARK_ENONFINITE
+ * for a NaN, +infinity or nothing but -infinity: probs is then not a distribution. */
+DSPARK_API dspark_status dspark_distribution(const dspark_sampling *s, const void *logits,
+                                             dspark_dtype dtype, size_t vocab, float *probs,
+                                             dspark_error *err);
+
+/* Noise is a function of its key: neighbours, batches and retries change nothing, and drafter and
+ * verifier never share a number. position: of the token that is drawn or judged. */
+typedef enum dspark_noise {
+    DSPARK_NOISE_DRAFT = 1, DSPARK_NOISE_ACCEPT = 2, DSPARK_NOISE_RESIDUAL = 3, DSPARK_NOISE_BONUS = 4
+} dspark_noise;
+typedef struct dspark_noise_key {
+    uint64_t seed, sequence, position;
+    dspark_noise purpose;
+} dspark_noise_key;
+
+/* In [0, 1), a multiple of 2^-53 (Philox4x32-10). */
+DSPARK_API double dspark_uniform(const dspark_noise_key *key);
+/* A token of a distribution, by inversion in order of ids. Never one of probability 0. */
+DSPARK_API dspark_status dspark_sample(const float *probs, size_t vocab, const dspark_noise_key *key,
+                                       int32_t *token, dspark_error *err);
+
+typedef struct dspark_verdict_tokens {
+    uint32_t n_accepted;        /* drafts that stand, from the first on */
+    int32_t next;               /* the token after them, the target's own */
+} dspark_verdict_tokens;
+
+/* Greedy: target_argmax[i] is what the target would say after draft i-1; [n + 1] of them. */
+DSPARK_API dspark_status dspark_verify_greedy(const int32_t *drafts, size_t n,
+                                              const int32_t *target_argmax, size_t vocab,
+                                              dspark_verdict_tokens *out, dspark_error *err);
+
+typedef enum dspark_verify_method {
+    DSPARK_VERIFY_TOKEN = 0, /* one by one */
+    DSPARK_VERIFY_BLOCK = 1  /* the block as a whole: never fewer on average */
+} dspark_verify_method;
+
+/* Rejection sampling: the output has the target's distribution. p [n + 1][vocab]: the target's after the
+ * anchor and each draft. q [n][vocab]: the distributions that the drafts were drawn from, exactly; or
+ * one_hot (greedy drafts) and q NULL. key: seed, sequence, and the position of draft 0. Rows must be
+ * distributions (finite, >= 0, sum 1 within 1e-3) and q[i][drafts[i]] > 0, else DSPARK_EINVAL. p and q
+ * are not changed. */
+DSPARK_API dspark_status dspark_verify(dspark_verify_method method, const int32_t *drafts, size_t n,
+                                       const float *q, int one_hot, const float *p, size_t vocab,
+                                       const dspark_noise_key *key, dspark_verdict_tokens *out,
+                                       dspark_error *err);
+
+/* Counters by position in the block. */
+#define DSPARK_MAX_COUNTED 32
+typedef struct dspark_acceptance {
+    uint64_t n_blocks;
+    uint64_t drafted[DSPARK_MAX_COUNTED];  /* blocks that had a draft at this position */
+    uint64_t accepted[DSPARK_MAX_COUNTED]; /* and it stood, with all before it */
+} dspark_acceptance;
+DSPARK_API void dspark_acceptance_add(dspark_acceptance *a, uint32_t n_drafted, uint32_t n_accepted);
+/* Mean accepted drafts of a block; with_bonus: and the target's own token. 0 without blocks. */
+DSPARK_API double dspark_acceptance_length(const dspark_acceptance *a, int with_bonus);
+
+/* survival[k] = confidence[0] * .. * confidence[k]. survival may be confidence. */
+DSPARK_API void dspark_survival(const float *confidence, uint32_t n, float *survival);
+/* Drafts to keep: those before the first whose survival is below threshold; all when it is <= 0. */
+DSPARK_API uint32_t dspark_keep_static(const float *confidence, uint32_t n, float threshold);
+
+/* Target steps per second when B tokens go through one step: of the smallest size >= B; beyond the
+ * largest, its rate times size / B. */
+typedef struct dspark_step_table {
+    uint32_t n;
+    const uint32_t *tokens;          /* [n] ascending, > 0 */
+    const double *steps_per_second;  /* [n] finite, > 0 */
+} dspark_step_table;
+DSPARK_API double dspark_steps_per_second(const dspark_step_table *table, uint64_t tokens);
+
+/* How many drafts of each of R sequences to verify (the paper's Algorithm 1): admitted in order of
+ * survival while expected tokens per second rise, stopped at the first that does not pay. Because of
+ * that stop no decision depends on a token it is about, so the output keeps the target's law.
+ * confidence [R][stride], of which n_drafted[r] count; keep [R]. */
+DSPARK_API dspark_status dspark_schedule(const float *confidence, size_t stride,
+                                         const uint32_t *n_drafted, size_t n_sequences,
+                                         const dspark_step_table *table, uint32_t *keep,
+                                         dspark_error *err);
+/* The production variant: how many in all is decided by `stale` (confidences of an earlier step, by the
+ * best rate over every number); present confidences only rank. Lossless because stale ones cannot know
+ * present tokens. Layout as above; stale [R][stride], unknown = 1. */
+DSPARK_API dspark_status dspark_schedule_stale(const float *stale, const float *confidence,
+                                               size_t stride, const uint32_t *n_drafted,
+                                               size_t n_sequences, const dspark_step_table *table,
+                                               uint32_t *keep, dspark_error *err);
+
+/* Sequential temperature scaling of the confidence: T_1 .. T_n, each chosen on held-out records with
+ * those before it fixed, so that survival is calibrated. */
+typedef struct dspark_calibration {
+    uint32_t n;
+    double temperatures[256];
+} dspark_calibration;
+/* confidence [n][k] probabilities, accepted [n] how many drafts stood (0 .. k). k <= 256. */
+DSPARK_API dspark_status dspark_calibration_fit(dspark_calibration *out, const float *confidence,
+                                                const uint8_t *accepted, size_t n, uint32_t k,
+                                                dspark_error *err);
+/* probabilities[i] = sigmoid(logits[i] / T_i); positions beyond out->n keep T = 1. */
+DSPARK_API void dspark_calibration_apply(const dspark_calibration *c, const float *logits, uint32_t k,
+                                         float *probabilities);
+/* A small JSON file, complete or not there. Allocates. */
+DSPARK_API dspark_status dspark_calibration_save(const dspark_calibration *c, const char *path,
+                                                 dspark_error *err);
+DSPARK_API dspark_status dspark_calibration_load(dspark_calibration *out, const char *path,
+                                                 dspark_error *err);
+
+/* Of probabilities p[n] against outcomes y[n] (0 or 1): expected calibration error over equal bins,
+ * mean squared error, area under the ROC curve (ties count half; NaN when y is constant; allocates). NaN
+ * for n == 0. */
+DSPARK_API double dspark_ece(const float *p, const uint8_t *y, size_t n, size_t bins);
+DSPARK_API double dspark_brier(const float *p, const uint8_t *y, size_t n);
+DSPARK_API dspark_status dspark_auc(const float *p, const uint8_t *y, size_t n, double *auc,
+                                    dspark_error *err);
+
+/* ------------------------------------------------------------------------------------------------
  * Drafting
  *
  * A block is the anchor (the target's last token, not yet run through it) and N-1 masks, at positions
@@ -527,8 +658,6 @@ DSPARK_API dspark_drafter_plan dspark_drafter_get_plan(const dspark_drafter *d);
  * while a draft is running. Owned by the drafter. */
 DSPARK_API dspark_context *dspark_drafter_context(dspark_drafter *d);
 
-struct dspark_sampling; /* below: temperature, top-k, top-p, min-p */
-
 /* One sequence of a call. The context is a list of n_context cache entries, in order of position:
  * slots, or a block table (entry i at block_table[i / block_size] * block_size + i % block_size). */
 typedef struct dspark_draft_input {
@@ -541,7 +670,7 @@ typedef struct dspark_draft_input {
     size_t n_table;
     uint64_t window;            /* attend to the last `window` entries only; 0 = all */
     uint32_t n_draft;           /* tokens wanted, 1 .. N; 0 = N */
-    const struct dspark_sampling *sampling; /* NULL: greedy */
+    const dspark_sampling *sampling; /* NULL: greedy */
     uint64_t seed, sequence;    /* key of the noise, with the position (docs/verification.md) */
     const int32_t *forced;      /* [n_draft] or NULL. Teacher forcing, for measuring: the heads go on from
                                  * these tokens; tokens and probs are still what they would choose */
@@ -694,8 +823,7 @@ DSPARK_API dspark_status dspark_session_load(dspark_session **out, dspark_pool *
                                              const char *path, dspark_error *err);
 
 /* Drafted and accepted tokens by position since the session was opened or loaded. */
-struct dspark_acceptance;
-DSPARK_API void dspark_session_acceptance(const dspark_session *s, struct dspark_acceptance *out);
+DSPARK_API void dspark_session_acceptance(const dspark_session *s, dspark_acceptance *out);
 
 /* ------------------------------------------------------------------------------------------------
  * Synthetic checkpoints and dumps

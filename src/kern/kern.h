@@ -95,6 +95,62 @@ typedef struct dspark__dot_codes {
     float *acc;                /* [n_rows][48] finished sums; with K-groups as scale_add makes them */
 } dspark__dot_codes;
 
+/* ---- attention over pieces ---------------------------------------------------------------------
+ *
+ * Entries of the latent cache are attended to in pieces of 240: five panels of 48, so that scores and
+ * values are products of gemm_bf16 (docs/numerics.md section 11). A piece with fewer entries is
+ * filled up with zeros. */
+#define DSPARK__PIECE 240u
+#define DSPARK__PIECE_PANELS (DSPARK__PIECE / DSPARK__PANEL)
+
+/* One piece of the online softmax for n_rows query rows, each by itself. For row i, with v = n_valid[i]:
+ *   s_j = scores_j * scale         j < v; one fp32 product
+ *   M   = max(m[i], s_0 .. s_v-1) + 0     a NaN among s does not take part, +0 makes a zero positive
+ *   a[i] = E(m[i] - M);  p_j = E(s_j - M) for j < v, else +0        E = dspark__exp_f32
+ *   l[i] = fma(l[i], a[i], sum_j p_j);  m[i] = M
+ * sum: 16 lanes from +0, lane t takes p_t, p_16+t, .. in order by addition, merged 8+8, 4+4, 2+2, 1+1.
+ * v == 0: m and l stay as they are and a = 1. Before the first piece m is -infinity and l is 0.
+ * A score that is NaN or +infinity, or a row that has nothing but -infinity so far, gives a p and so
+ * an l that is NaN (0x7fc00000), and l stays NaN in later pieces: who finds m and l finite after the
+ * last piece had no such score. */
+typedef struct dspark__softmax_piece {
+    const float *scores;      /* [panels][n_rows][48], 64-byte aligned: gemm_bf16's acc. Only entries
+                               * below n_valid count; panels without any are not read */
+    size_t n_rows;            /* >= 0 */
+    const uint32_t *n_valid;  /* [n_rows], each <= 240 */
+    float scale;
+    float *m, *l;             /* [n_rows] state, in and out */
+    float *a;                 /* [n_rows] out: the factor of scale_rows */
+    uint16_t *p;              /* [n_rows][240] out, bf16: x of the product with the V panels */
+} dspark__softmax_piece;
+
+/* Up to 240 entries of n_latent + n_rope bf16 values, gathered into the panels of both products. All
+ * 240 places are written; missing entries, and what follows an odd last value, are zero. A caller
+ * may run gemm_bf16 over fewer (n_panels of K, k of V cut to n_entries): attend_finish makes that
+ * invisible. */
+typedef struct dspark__pack_entries {
+    const void *const *entries; /* [n_entries] bf16 rows, any alignment */
+    size_t n_entries;         /* <= 240 */
+    size_t n_latent, n_rope;  /* values of an entry: latent, then rope key; any widths */
+    uint16_t *k_panels;       /* [5][ceil((n_latent + n_rope) / 2)][48][2], 64-byte aligned: an output
+                               * is an entry, k runs over its values; or NULL: not wanted */
+    uint16_t *v_panels;       /* [ceil(n_latent / 48)][120][48][2], 64-byte aligned: an output is a
+                               * latent value, k runs over entries; or NULL: not wanted */
+} dspark__pack_entries;
+
+static inline size_t dspark__k_panels_elements(size_t n_latent, size_t n_rope)
+{
+    return DSPARK__PIECE_PANELS * dspark__panel_elements(n_latent + n_rope);
+}
+
+static inline size_t dspark__v_panels_elements(size_t n_latent)
+{
+    return (n_latent + DSPARK__PANEL - 1) / DSPARK__PANEL * dspark__panel_elements(DSPARK__PIECE);
+}
+
+/* What argmax returns when there is no largest element: a NaN is among them, or there is none. */
+#define DSPARK__NO_ARGMAX SIZE_MAX
+
 typedef struct dspark__kern {
     dspark_isa isa;
     /* By dspark__code_scale: the most rows for which dot_codes is the faster way for codes of 4 bits, as
@@ -150,6 +206,45 @@ typedef struct dspark__kern {
 
     /* 1 when no element is NaN or infinite. */
     int (*finite_bf16)(const void *x, size_t n);
+
+    /* ---- attention and heads ---- */
+
+    void (*softmax_piece)(const dspark__softmax_piece *s);
+
+    /* acc[p][i][j] *= a[i] for acc [n_panels][n_rows][48], 64-byte aligned; rows with a[i] == 1 are not
+     * touched. A product that is subnormal becomes 0 of its sign: gemm_bf16 goes on with acc, whose
+     * accumulators are never subnormal. */
+    void (*scale_rows)(float *acc, const float *a, size_t n_panels, size_t n_rows);
+
+    /* out[i][o] = bf16(acc[i][o] / l[i] + 0) for o < n_out, out of acc [ceil(n_out / 48)][n_rows][48],
+     * 64-byte aligned. One IEEE division; + 0 makes a zero positive, so that the places of entries that
+     * are missing or masked cannot be seen. out: any alignment, out_stride in elements. */
+    void (*attend_finish)(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                          size_t n_rows, size_t n_out);
+
+    void (*pack_entries)(const dspark__pack_entries *p);
+
+    /* y = bf16(value(code) * scale): the fp32 product of fp8 code and scale, rounded once more. */
+    void (*e4m3_to_bf16)(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+    void (*e5m2_to_bf16)(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+
+    /* y = bf16(bf16(g / (1 + E(-g))) * u). y may be g or u. */
+    void (*silu_mul)(uint16_t *y, const void *g, const void *u, size_t n);
+
+    /* y = bf16(a + b). y may be a or b. */
+    void (*add_bf16)(uint16_t *y, const void *a, const void *b, size_t n);
+
+    /* sum of x[i] * w[i] + 0: 16 lanes, lane j takes elements 16i+j in order of i by fused
+     * multiply-add from +0, merged as rmsnorm_bf16's sum is. NaN is 0x7fc00000, a zero positive. */
+    float (*dot_lanes)(const void *x, const void *w, size_t n);
+
+    /* The index of the largest element, the lowest one of equals (-0 equals +0); *best is its value (a
+     * zero positive). DSPARK__NO_ARGMAX when a NaN is in the row, or n is 0; *best is NaN then.
+     * Slices of a row are merged by: a later slice wins when its best is larger. */
+    size_t (*argmax_bf16)(const void *x, size_t n, float *best);
+
+    /* The same of bf16(a + b), which is stored nowhere. */
+    size_t (*add_argmax_bf16)(const void *a, const void *b, size_t n, float *best);
 
     /* Run the level's best multiply-add on registers for about `iterations` rounds; returns the
      * floating-point operations done. For the roofline only. */

@@ -65,6 +65,13 @@ DSPARK__INLINE float canonical_nan(float f)
     return f != f ? dspark__f32_from_bits(0x7fc00000u) : f;
 }
 
+/* argmax orders bf16 by keys: the bits of a positive value; of a negative one with the magnitude
+ * inverted, as a signed number. Back: fp32 bits of the value of a key. */
+DSPARK__INLINE uint32_t order_value(int key)
+{
+    return ((uint32_t)(key < 0 ? key ^ 0x7fff : key) & 0xffffu) << 16;
+}
+
 /* Values are clamped to the largest finite one before rounding: what lies above would round or
  * saturate to it anyway. */
 typedef struct fp8_format {
@@ -77,6 +84,31 @@ typedef struct fp8_format {
 
 static const fp8_format FP8_E4M3 = {3, 0x43e00000u, 0x3c800000u, 0x46800000u, 120u << 3};
 static const fp8_format FP8_E5M2 = {2, 0x47600000u, 0x38800000u, 0x43000000u, 112u << 2};
+
+/* fp8 codes to bf16, in 16-bit lanes: normal magnitudes are shifted and get another exponent, subnormal
+ * ones are looked up. When the scale is a power of two that keeps all values normal, both hold it
+ * already and nothing is left to multiply: the product is exact. */
+typedef struct fp8_values {
+    uint16_t small[8]; /* bf16 of magnitudes 0 .. 7; those of e4m3's or e5m2's subnormals count */
+    int rebias;
+    int exact;         /* the scale is in */
+} fp8_values;
+
+DSPARK__INLINE fp8_values fp8_prepare(fp8_format f, float scale)
+{
+    const uint32_t u = dspark__f32_bits(scale), exponent = u >> 23; /* of a positive scale */
+    fp8_values v = {{0}, (int)(f.rebias << (7 - f.mantissa_bits)), 0};
+    v.exact = (u & 0x7fffffu) == 0 && exponent > 27 && exponent < 227;
+    int shift = v.exact ? (int)exponent - 127 : 0;
+    for (uint32_t m = 1; m < 1u << f.mantissa_bits; m++) {
+        int log2 = m >= 4 ? 2 : m >= 2; /* m = 1.xx * 2^log2 units */
+        uint32_t fraction = (m << (7 - log2)) & 0x7fu;
+        uint32_t unit = (f.min_normal_bits >> 23) - f.mantissa_bits;
+        v.small[m] = (uint16_t)((unit + (uint32_t)(log2 + shift)) << 7 | fraction);
+    }
+    v.rebias += shift * 128;
+    return v;
+}
 
 void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__ref(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -94,6 +126,18 @@ void dspark__dot_codes__ref(const dspark__dot_codes *d);
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first);
 void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                          size_t n_rows, size_t n_out);
+void dspark__softmax_piece__ref(const dspark__softmax_piece *s);
+void dspark__scale_rows__ref(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__ref(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__ref(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__ref(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__ref(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__ref(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__ref(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -111,6 +155,18 @@ void dspark__scale_add__avx2(float *sum, const float *acc, const float *s, size_
                              int first);
 void dspark__finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                           size_t n_rows, size_t n_out);
+void dspark__softmax_piece__avx2(const dspark__softmax_piece *s);
+void dspark__scale_rows__avx2(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__avx2(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__avx2(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__avx2(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__avx2(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__avx2(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__avx2(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -128,6 +184,18 @@ void dspark__scale_add__avx512(float *sum, const float *acc, const float *s, siz
                                int first);
 void dspark__finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                             size_t n_rows, size_t n_out);
+void dspark__softmax_piece__avx512(const dspark__softmax_piece *s);
+void dspark__scale_rows__avx512(float *acc, const float *a, size_t n_panels, size_t n_rows);
+void dspark__attend_finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *l,
+                                 size_t n_rows, size_t n_out);
+void dspark__pack_entries__avx512(const dspark__pack_entries *p);
+void dspark__e4m3_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__e5m2_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
+void dspark__silu_mul__avx512(uint16_t *y, const void *g, const void *u, size_t n);
+void dspark__add_bf16__avx512(uint16_t *y, const void *a, const void *b, size_t n);
+float dspark__dot_lanes__avx512(const void *x, const void *w, size_t n);
+size_t dspark__argmax_bf16__avx512(const void *x, size_t n, float *best);
+size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,

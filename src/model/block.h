@@ -8,8 +8,8 @@
 #include "model/latent_cache.h"
 #include "model/model.h"
 
-/* Entries of one piece of attention: five panels. Part of the definition of the result. */
-#define DSPARK__PIECE 240u
+/* Sequences of one pass at most: what they are described by lies on the stack. */
+#define DSPARK__MAX_SEQUENCES 256u
 
 /* The context of one sequence: entry i of the list is cache slot dspark__context_slot(.., i). */
 typedef struct dspark__context_list {
@@ -73,7 +73,7 @@ typedef struct dspark__block {
     dspark_status *status;         /* [n]: DSPARK_ENONFINITE where a number went wrong */
 } dspark__block;
 
-/* Rows to hidden states: afterwards views[DSPARK__BLOCK_NORMED] is [n][N][h], after final_norm.
+/* Rows to hidden states (the caller has entered base/fpenv.h's environment): afterwards views[DSPARK__BLOCK_NORMED] is [n][N][h], after final_norm.
  * Rows of a sequence that has gone wrong are undefined and harm no other. */
 void dspark__block_forward(const dspark__block *b);
 
@@ -93,6 +93,9 @@ typedef struct dspark__linear {
 void dspark__linears_run(dspark__threads *threads, const dspark__kern *kern,
                          const dspark__linear *linears, uint32_t n_linears, size_t n_rows,
                          void *scratch, size_t scratch_bytes);
+
+/* On how many threads is it worth to run n_units units of together `work` multiply-adds? */
+size_t dspark__work_threads(const dspark__threads *threads, size_t n_units, double work);
 
 /* Attention of layer `layer`: QUERY, ENTRIES and the cache to LATENT. */
 void dspark__block_attention(const dspark__block *b, uint32_t layer);

@@ -11,7 +11,6 @@ enum {
     DSPARK__HEADS_BIAS,    /* [n_sequences][vocab] bf16: Markov bias of one step, then the sum */
     DSPARK__HEADS_STATE,   /* [n_sequences][...] bf16: embeddings, gates, rnn state of a step */
     DSPARK__HEADS_PROBS,   /* [vocab] fp32, when one samples and the caller does not want probs */
-    DSPARK__HEADS_SAMPLE,  /* scratch of sampling */
     DSPARK__HEADS_SCRATCH, /* [threads][scratch_bytes] */
     DSPARK__HEADS_VIEWS
 };
@@ -42,5 +41,10 @@ typedef struct dspark__heads {
 
 /* Fill tokens, confidence, probs, logits, status and n_tokens of every output. */
 void dspark__heads_run(const dspark__heads *h);
+
+/* Base logits of n rows (n <= n_sequences * N) alone: out [n][vocab], logit_scale applied. Uses layout,
+ * views, kern, threads and model of h. */
+void dspark__heads_logits(const dspark__heads *h, const void *x, size_t x_stride, size_t n,
+                          uint16_t *out);
 
 #endif

@@ -144,10 +144,19 @@ static void write_ds_mla(unsigned char *to, const dspark__kern *kern, const uint
     memcpy(to + DS_MLA_BYTES - DS_MLA_ROPE * 2, entry + DS_MLA_LATENT, DS_MLA_ROPE * 2);
 }
 
-void dspark__cache_write(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
-                         int64_t slot, const uint16_t *entry)
+static void read_ds_mla(uint16_t *entry, const dspark__kern *kern, const unsigned char *from)
 {
-    unsigned char *to = (unsigned char *)map->layers[layer] + dspark__cache_offset(map, slot);
+    for (uint32_t t = 0; t < DS_MLA_LATENT / DS_MLA_TILE; t++) {
+        float scale;
+        memcpy(&scale, from + DS_MLA_LATENT + t * sizeof scale, sizeof scale);
+        kern->e4m3_to_bf16(entry + t * DS_MLA_TILE, from + t * DS_MLA_TILE, DS_MLA_TILE, scale);
+    }
+    memcpy(entry + DS_MLA_LATENT, from + DS_MLA_BYTES - DS_MLA_ROPE * 2, DS_MLA_ROPE * 2);
+}
+
+void dspark__cache_encode(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
+                          unsigned char *to, const uint16_t *entry)
+{
     size_t width = (size_t)map->latent + map->rope;
     float scale = map->scales ? map->scales[layer] : 1.0f;
     switch (map->dtype) {
@@ -156,6 +165,26 @@ void dspark__cache_write(const dspark__cache_map *map, const dspark__kern *kern,
     case DSPARK_CACHE_FP8_E5M2: kern->fp8_e5m2(to, entry, width, scale); break;
     case DSPARK_CACHE_FP8_DS_MLA: write_ds_mla(to, kern, entry, map->tile_scale); break;
     }
+}
+
+void dspark__cache_decode(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
+                          const unsigned char *from, uint16_t *entry)
+{
+    size_t width = (size_t)map->latent + map->rope;
+    float scale = map->scales ? map->scales[layer] : 1.0f;
+    switch (map->dtype) {
+    case DSPARK_CACHE_BF16: memcpy(entry, from, width * 2); break;
+    case DSPARK_CACHE_FP8_E4M3: kern->e4m3_to_bf16(entry, from, width, scale); break;
+    case DSPARK_CACHE_FP8_E5M2: kern->e5m2_to_bf16(entry, from, width, scale); break;
+    case DSPARK_CACHE_FP8_DS_MLA: read_ds_mla(entry, kern, from); break;
+    }
+}
+
+void dspark__cache_write(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
+                         int64_t slot, const uint16_t *entry)
+{
+    dspark__cache_encode(map, kern, layer,
+                         (unsigned char *)map->layers[layer] + dspark__cache_offset(map, slot), entry);
 }
 
 struct dspark_cache {

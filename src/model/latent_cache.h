@@ -38,6 +38,13 @@ static inline size_t dspark__cache_offset(const dspark__cache_map *map, int64_t 
 void dspark__cache_write(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
                          int64_t slot, const uint16_t *entry);
 
+/* An entry as the cache stores it (entry_bytes at `to`, any alignment), and back: fp8 as bf16(code *
+ * scale), one fp32 product and one more rounding. */
+void dspark__cache_encode(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
+                          unsigned char *to, const uint16_t *entry);
+void dspark__cache_decode(const dspark__cache_map *map, const dspark__kern *kern, uint32_t layer,
+                          const unsigned char *from, uint16_t *entry);
+
 size_t dspark__cache_entry_bytes(dspark_cache_dtype dtype, uint32_t kv_lora_rank,
                                  uint32_t qk_rope_head_dim);
 uint64_t dspark__cache_bytes(const dspark_config *config, dspark_cache_dtype dtype,

@@ -27,7 +27,8 @@ typedef struct dspark__block_weights {
     dspark__merged_linear down;     /* L shards [h, F] */
     dspark__merged_linear lm_head;  /* 1 shard [vocab, h] */
     dspark__merged_linear markov_w2;    /* 1 shard [vocab, r] */
-    dspark__merged_linear markov_mix;   /* gated: [r, h + r]; rnn: [3r, 2r + h]; else no shard */
+    dspark__merged_linear markov_mix;   /* gated: [r, h + r + 1]; rnn: [3r, 2r + h + 1]: the bias is
+                                     * the last column; bf16; else no shard */
     dspark__table embed;            /* [vocab, h] */
     dspark__table markov_w1;        /* [vocab, r] */
     uint16_t *norms;                /* one block; the pointers below point into it */
@@ -36,7 +37,6 @@ typedef struct dspark__block_weights {
     uint16_t *q_a_norm;             /* [L][Rq] */
     uint16_t *post_norm;            /* [L][h] */
     uint16_t *final_norm;           /* [h] */
-    uint16_t *markov_bias;          /* [r] or [3r] bf16, NULL without markov_mix */
     uint16_t *confidence;           /* [h (+ r)] bf16, NULL without a confidence head */
     float confidence_bias;          /* 0 when the file has none */
     dspark_checkpoint *target;      /* where embed points into, when it was borrowed; or NULL */

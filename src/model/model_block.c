@@ -79,17 +79,16 @@ static dspark_status fill_norms(dspark__filler *f, const dspark__module *modules
     dspark__block_weights *b = &f->model->block;
     const size_t h = c->hidden_size, layers = c->n_layers;
     const dspark__module *once = modules + layers * P_PER_LAYER;
-    uint32_t mix_k, mix = mix_rows(c, &mix_k), confidence = confidence_width(c);
+    uint32_t confidence = confidence_width(c);
     dspark_status st = DSPARK_OK;
-    b->norms_bytes = (2 * layers * h + layers * c->q_lora_rank + h + mix + confidence) * 2;
+    b->norms_bytes = (2 * layers * h + layers * c->q_lora_rank + h + confidence) * 2;
     b->norms = dspark__alloc(&f->model->allocator, b->norms_bytes, 64);
     if (!b->norms) return dspark__fail_nomem(err, "norm weights of the block", b->norms_bytes);
     b->input_norm = b->norms;
     b->post_norm = b->input_norm + layers * h;
     b->q_a_norm = b->post_norm + layers * h;
     b->final_norm = b->q_a_norm + layers * c->q_lora_rank;
-    b->markov_bias = mix ? b->final_norm + h : NULL;
-    b->confidence = confidence ? b->final_norm + h + mix : NULL;
+    b->confidence = confidence ? b->final_norm + h : NULL;
     for (uint32_t l = 0; st == DSPARK_OK && l < layers; l++) {
         const dspark__module *m = modules + (size_t)l * P_PER_LAYER;
         st = dspark__fill_vector(f, m + P_INPUT_NORM, "weight", "input_layernorm", h,
@@ -103,9 +102,6 @@ static dspark_status fill_norms(dspark__filler *f, const dspark__module *modules
     }
     if (st == DSPARK_OK)
         st = dspark__fill_vector(f, once + P_FINAL_NORM, "weight", "final_norm", h, b->final_norm, err);
-    if (st == DSPARK_OK && mix)
-        st = dspark__fill_vector(f, once + P_MARKOV_MIX, "bias", "the Markov head's bias", mix,
-                                 b->markov_bias, err);
     if (st == DSPARK_OK && confidence)
         st = dspark__fill_dense(f, once + P_CONFIDENCE, "confidence_head.proj", 1, confidence,
                                 b->confidence, err);
@@ -169,6 +165,34 @@ static dspark_status fill_kv_b(dspark__filler *f, const dspark__module *modules,
     return st;
 }
 
+/* ---- the gate or rnn of the Markov head ---- */
+
+/* Weight and bias as one matrix: x is given a last element of 1, so the bias joins the accumulator. */
+static dspark_status fill_mix(dspark__filler *f, const dspark__module *module, uint32_t rows, uint32_t k,
+                              dspark_error *err)
+{
+    dspark_model *m = f->model;
+    size_t bytes = (size_t)rows * (k + 1) * 2, bias_bytes = (size_t)rows * 2;
+    uint16_t *dense = dspark__alloc(&m->allocator, bytes, 64);
+    uint16_t *bias = dspark__alloc(&m->allocator, bias_bytes, 64);
+    dspark_status st = DSPARK_OK;
+    if (!dense || !bias) st = dspark__fail_nomem(err, "markov_mix", bytes + bias_bytes);
+    if (st == DSPARK_OK) st = dspark__fill_dense(f, module, "markov_mix", rows, k, dense, err);
+    if (st == DSPARK_OK)
+        st = dspark__fill_vector(f, module, "bias", "the Markov head's bias", rows, bias, err);
+    if (st == DSPARK_OK)
+        st = dspark__merged_linear_init_even(&m->block.markov_mix, "markov_mix", k + 1, 1, rows,
+                                             &m->allocator, err);
+    for (size_t r = rows; st == DSPARK_OK && r-- > 0;) { /* from the last row: the gaps grow behind it */
+        memmove(dense + r * (k + 1), dense + r * k, (size_t)k * 2);
+        dense[r * (k + 1) + k] = bias[r];
+    }
+    if (st == DSPARK_OK) st = dspark__merged_linear_fill_dense(&m->block.markov_mix, 0, dense, err);
+    if (dense) dspark__free(&m->allocator, dense, bytes);
+    if (bias) dspark__free(&m->allocator, bias, bias_bytes);
+    return st;
+}
+
 /* ---- all of it ---- */
 
 dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *modules,
@@ -205,9 +229,7 @@ dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *module
             st = dspark__fill_table(f, once + P_MARKOV_W1, "markov_head.markov_w1", c->vocab_size,
                                     c->markov_rank, &b->markov_w1, err);
     }
-    if (st == DSPARK_OK && mix)
-        st = dspark__fill_linear(f, &b->markov_mix, "markov_mix", mix_k, 1, mix, once + P_MARKOV_MIX, 1,
-                                 err);
+    if (st == DSPARK_OK && mix) st = fill_mix(f, once + P_MARKOV_MIX, mix, mix_k, err);
     b->softmax_scale = (float)dspark__rope_softmax_scale(c);
     return st;
 }

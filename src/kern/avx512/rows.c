@@ -5,11 +5,6 @@
 
 #include <math.h>
 
-DSPARK__INLINE __m512 load_bf16(const void *row, size_t i, __mmask16 m)
-{
-    return widen_bf16(_mm256_maskz_loadu_epi16(m, bf16_at(row, i)));
-}
-
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps)
 {
     _Alignas(64) float lane[16];
@@ -24,7 +19,7 @@ float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, si
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = first_lanes(n - i);
         __m512 v = _mm512_mul_ps(_mm512_mul_ps(load_bf16(x, i, m), r), load_bf16(w, i, m));
-        _mm256_mask_storeu_epi16(bf16_at_mut(y, i), m, round_bf16(v));
+        store_bf16(y, i, m, v);
     }
     return canonical_nan(sum);
 }

@@ -33,6 +33,17 @@ void dspark__kern_avx512(dspark__kern *k)
     k->fp8_e5m2 = dspark__fp8_e5m2__avx512;
     k->absmax_bf16 = dspark__absmax_bf16__avx512;
     k->finite_bf16 = dspark__finite_bf16__avx512;
+    k->softmax_piece = dspark__softmax_piece__avx512;
+    k->scale_rows = dspark__scale_rows__avx512;
+    k->attend_finish = dspark__attend_finish__avx512;
+    k->pack_entries = dspark__pack_entries__avx512;
+    k->e4m3_to_bf16 = dspark__e4m3_to_bf16__avx512;
+    k->e5m2_to_bf16 = dspark__e5m2_to_bf16__avx512;
+    k->silu_mul = dspark__silu_mul__avx512;
+    k->add_bf16 = dspark__add_bf16__avx512;
+    k->dot_lanes = dspark__dot_lanes__avx512;
+    k->argmax_bf16 = dspark__argmax_bf16__avx512;
+    k->add_argmax_bf16 = dspark__add_argmax_bf16__avx512;
     k->probe_flops = probe_flops;
 }
 

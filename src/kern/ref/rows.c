@@ -1,19 +1,8 @@
 /* Everything that is done to one row after the matrix product: norm, rotation, fp8 codes, checks.
  * IEEE fp32 throughout, subnormals kept. The specification of the other levels. */
-#include "kern/levels.h"
+#include "kern/ref/bits.h"
 
 #include <math.h>
-
-static float load_bf16(const void *row, size_t i)
-{
-    return dspark__bf16_to_f32(dspark__load_u16(bf16_at(row, i)));
-}
-
-static void store_bf16(uint16_t *row, size_t i, float f)
-{
-    uint16_t h = dspark__f32_to_bf16(f);
-    memcpy(bf16_at_mut(row, i), &h, sizeof h);
-}
 
 float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps)
 {

@@ -31,5 +31,16 @@ void dspark__kern_ref(dspark__kern *k)
     k->fp8_e5m2 = dspark__fp8_e5m2__ref;
     k->absmax_bf16 = dspark__absmax_bf16__ref;
     k->finite_bf16 = dspark__finite_bf16__ref;
+    k->softmax_piece = dspark__softmax_piece__ref;
+    k->scale_rows = dspark__scale_rows__ref;
+    k->attend_finish = dspark__attend_finish__ref;
+    k->pack_entries = dspark__pack_entries__ref;
+    k->e4m3_to_bf16 = dspark__e4m3_to_bf16__ref;
+    k->e5m2_to_bf16 = dspark__e5m2_to_bf16__ref;
+    k->silu_mul = dspark__silu_mul__ref;
+    k->add_bf16 = dspark__add_bf16__ref;
+    k->dot_lanes = dspark__dot_lanes__ref;
+    k->argmax_bf16 = dspark__argmax_bf16__ref;
+    k->add_argmax_bf16 = dspark__add_argmax_bf16__ref;
     k->probe_flops = probe_flops;
 }
