@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 128, MOST_ROUNDS = 99 };
+enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 128, MOST_ROUNDS = 99, MOST_DOT_ROWS = 16 };
 
 typedef enum values { E4M3, E5M2, INT, E2M1 } values;
 
@@ -160,6 +160,21 @@ static void multiply_all(const bench *b, size_t copy, size_t n_rows, const uint1
     }
 }
 
+/* By dot_codes, with K-groups of `group`. */
+static void dot_all(const bench *b, size_t copy, size_t n_rows, size_t group)
+{
+    for (size_t p = 0; p < N_PANELS; p++) {
+        const uint8_t *panel = b->codes + (copy * N_PANELS + p) * b->panel_bytes;
+        dspark__dot_codes d = {.x = b->x, .x_stride = 2 * K, .n_rows = n_rows, .codes = panel,
+                               .scales = scales_of(b, panel), .format = &b->format, .k = K,
+                               .group = group, .group_scales = b->acc + MOST_ROWS * DSPARK__PANEL,
+                               .acc = b->acc};
+        b->kern.dot_codes(&d);
+        b->kern.finish(b->out + p * DSPARK__PANEL, N_PANELS * DSPARK__PANEL, b->acc, NULL, n_rows,
+                       DSPARK__PANEL);
+    }
+}
+
 static double read_all(const bench *b, size_t copy)
 {
     size_t n = N_PANELS * b->panel_bytes / 8;
@@ -200,12 +215,21 @@ static void measure_decode(const bench *b, size_t rounds)
 
 static void measure(const bench *b, size_t n_rows, size_t rounds)
 {
-    double run[MOST_ROUNDS], dense[MOST_ROUNDS], read[MOST_ROUNDS];
+    double run[MOST_ROUNDS], dot[MOST_ROUNDS], groups[MOST_ROUNDS], dense[MOST_ROUNDS], read[MOST_ROUNDS];
     const size_t n_weights = N_PANELS * dspark__panel_elements(K);
     for (size_t r = 0; r < rounds; r++) {
         double t = now();
         multiply_all(b, r % N_COPIES, n_rows, NULL);
         run[r] = now() - t;
+        dot[r] = groups[r] = 0;
+        if (n_rows <= MOST_DOT_ROWS) {
+            t = now();
+            dot_all(b, (r + 1) % N_COPIES, n_rows, 0);
+            dot[r] = now() - t;
+            t = now();
+            dot_all(b, (r + 2) % N_COPIES, n_rows, 128);
+            groups[r] = now() - t;
+        }
         t = now();
         multiply_all(b, 0, n_rows, b->panels + r % 2 * n_weights);
         dense[r] = now() - t;
@@ -215,6 +239,9 @@ static void measure(const bench *b, size_t n_rows, size_t rounds)
     double bytes = (double)b->panel_bytes * N_PANELS;
     printf("  %3zu rows: %8.3f ms, %6.2f GB/s of codes = %4.2f read; bf16 %8.3f ms = %4.2f times\n",
            n_rows, t * 1e3, bytes / t * 1e-9, median(read, rounds) / t, t_dense * 1e3, t_dense / t);
+    if (n_rows <= MOST_DOT_ROWS)
+        printf("            dot_codes %8.3f ms = %4.2f times, in K-groups of 128 %8.3f ms\n",
+               median(dot, rounds) * 1e3, t_dense / median(dot, rounds), median(groups, rounds) * 1e3);
     fflush(stdout);
 }
 
@@ -241,7 +268,7 @@ int main(int argc, char **argv)
     b.block = take(b.k_per_block * DSPARK__PANEL * 2);
     b.panels = take(2 * n_weights * 2);
     b.codes = take(N_COPIES * (n_weights + n_weights / 16));
-    b.acc = take((size_t)MOST_ROWS * DSPARK__PANEL * sizeof *b.acc);
+    b.acc = take(((size_t)MOST_ROWS + K / 8) * DSPARK__PANEL * sizeof *b.acc);
     for (size_t i = 0; i < (size_t)MOST_ROWS * K; i++)
         b.x[i] = (uint16_t)((next_random() & 0x807fu) | 0x3f00u);
     for (size_t i = 0; i < 2 * n_weights; i++)

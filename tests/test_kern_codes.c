@@ -402,6 +402,145 @@ static void test_tables(void **state)
     }
 }
 
+static int same_float(float a, float b)
+{
+    return dspark__f32_bits(a) == dspark__f32_bits(b) || (isnan(a) && isnan(b));
+}
+
+/* ---- few rows in one go ---------------------------------------------------------------------- */
+
+/* Row i of x ends at a guard page when it is the last one; x is misaligned by `shift`. */
+static void check_dot(const dspark__code_format *f, size_t k, size_t n_rows, size_t group, int class,
+                      size_t shift)
+{
+    size_t n_scales = dspark__code_scale_bytes(f, k), stride = 2 * k + shift % 3;
+    size_t n_groups = group ? (k + group - 1) / group : 0;
+    guard packed = guard_end(dspark__code_panel_bytes(f, k)), bytes = guard_end(n_scales);
+    guard x = guard_end(n_rows ? (n_rows - 1) * stride + 2 * k : 0);
+    guard scale = guard_end(n_groups * 192), acc = guard_end(n_rows * 192);
+    static float want[17 * 48];
+    for (size_t i = 0; i < packed.n; i++) packed.p[i] = (uint8_t)(next_random() >> 24);
+    for (size_t i = 0; i < n_scales; i++) bytes.p[i] = random_scale(f->scale, class);
+    for (size_t i = 0; i + 1 < x.n; i += 2) {
+        uint64_t r = next_random();
+        uint16_t v = (uint16_t)((r & 0x807fu) | (uint64_t)(100 + (r >> 20) % 50) << 7);
+        if (class == 2 && (r >> 40) % 8 == 0) v = (uint16_t)(r >> 48 & 0x81ffu); /* about subnormal */
+        if (class == 1 && (r >> 40) % 64 == 0) v = 0x8000;
+        if (class == 2 && (r >> 50) % 4096 == 0) v = 0x7f80;
+        memcpy(x.p + i, &v, 2);
+    }
+    for (size_t i = 0; i < n_groups * 48; i++) {
+        float s = ldexpf(1.0f + (float)(next_random() % 1000) / 1000, (int)(next_random() % 9) - 8);
+        if (class == 2) s *= 0x1p-120f;
+        memcpy(scale.p + 4 * i, &s, 4);
+    }
+    dspark__dot_codes d = {.x = x.p, .x_stride = stride, .n_rows = n_rows, .codes = packed.p,
+                           .scales = n_scales ? bytes.p : NULL, .format = f, .k = k, .group = group,
+                           .group_scales = group ? (const float *)(const void *)scale.p : NULL};
+    /* What dot_codes is: decode, gemm_bf16 a K-group at a time, scale_add, each by ref. */
+    size_t step = group ? group : k;
+    uint16_t *w = aligned_alloc(64, (k + 7) / 8 * 8 * 96);
+    _Alignas(64) static float part[17 * 48];
+    assert_non_null(w);
+    levels[0].kern.decode(w, packed.p, d.scales, f, 0, k);
+    for (size_t k0 = 0; k0 < k; k0 += step) {
+        dspark__gemm_bf16 g = {.x = x.p + 2 * k0, .x_stride = stride, .n_rows = n_rows,
+                               .panels = w + k0 * 48, .n_panels = 1, .acc = part, .first = 1};
+        g.k = k - k0 < step ? k - k0 : step;
+        levels[0].kern.gemm_bf16(&g);
+        float s[48];
+        if (group) memcpy(s, scale.p + k0 / step * 192, sizeof s);
+        if (group) levels[0].kern.scale_add(want, part, s, n_rows, k0 == 0);
+        else memcpy(want, part, n_rows * 192);
+    }
+    for (size_t l = 0; group && l < n_levels; l++) { /* gemm_groups, in two calls */
+        dspark__gemm_bf16 g = {.x = x.p, .x_stride = stride, .n_rows = n_rows, .panels = w,
+                               .n_panels = 1, .k = k < group ? k : group, .acc = part, .first = 1};
+        float *sum = (float *)(void *)acc.p;
+        levels[l].kern.gemm_groups(&g, group, (const float *)(const void *)scale.p, sum);
+        if (k > group) {
+            g.x = x.p + 2 * group;
+            g.panels = w + group * 48;
+            g.k = k - group;
+            g.first = 0;
+            levels[l].kern.gemm_groups(&g, group, (const float *)(const void *)scale.p + 48, sum);
+        }
+        for (size_t i = 0; i < n_rows * 48; i++)
+            if (!same_float(sum[i], want[i]))
+                fail_msg("%s: gemm_groups, k %zu rows %zu group %zu class %d, at %zu: %a, not %a",
+                         levels[l].name, k, n_rows, group, class, i, (double)sum[i],
+                         (double)want[i]);
+    }
+    free(w);
+    for (size_t l = 0; l < n_levels; l++) {
+        memset(acc.p, 0xa5, acc.n);
+        d.acc = (float *)(void *)acc.p;
+        levels[l].kern.dot_codes(&d);
+        for (size_t i = 0; i < n_rows * 48; i++)
+            if (!same_float(d.acc[i], want[i]))
+                fail_msg("%s: bits %u scale %d block %u k %zu rows %zu group %zu class %d, at %zu: %a, "
+                         "not %a", levels[l].name, f->bits, (int)f->scale, f->block, k, n_rows, group,
+                         class, i, (double)d.acc[i], (double)want[i]);
+    }
+    guard_free(&packed);
+    guard_free(&bytes);
+    guard_free(&x);
+    guard_free(&scale);
+    guard_free(&acc);
+}
+
+static void test_dot_codes(void **state)
+{
+    (void)state;
+    static const size_t SIZES[] = {1, 2, 7, 8, 9, 16, 17, 24, 40, 131, 264, 391};
+    static const uint32_t BLOCKS[] = {8, 16, 32, 128};
+    static const size_t GROUPS[] = {0, 8, 32, 48, 128};
+    size_t turn = 0;
+    for (int c = 0; c < N_CODES; c++) {
+        for (int scale = DSPARK__CODE_PLAIN; scale <= DSPARK__CODE_OFFSET; scale++) {
+            if (!is_allowed((codes)c, (dspark__code_scale)scale)) continue;
+            for (size_t b = 0; b < sizeof BLOCKS / sizeof *BLOCKS; b++) {
+                if (scale == DSPARK__CODE_PLAIN && b > 0) break;
+                dspark__code_format f = format_of((codes)c, (dspark__code_scale)scale,
+                                                  scale == DSPARK__CODE_PLAIN ? 0 : BLOCKS[b], 0);
+                for (size_t s = 0; s < sizeof SIZES / sizeof *SIZES; s++)
+                    for (size_t g = 0; g < sizeof GROUPS / sizeof *GROUPS; g++, turn++)
+                        check_dot(&f, SIZES[s], turn % 15, GROUPS[g], (int)(turn / 15 % 3), turn % 4);
+            }
+        }
+    }
+    for (unsigned code = 0; code < 16; code++) { /* tables that are no format's, but for one entry */
+        for (int scale = DSPARK__CODE_PLAIN; scale <= DSPARK__CODE_E8M0; scale++) {
+            dspark__code_format f = format_of(E2M1, (dspark__code_scale)scale, scale ? 16 : 0, 0);
+            f.table[code] = exact_bf16(ldexp((double)(next_random() % 16), -2));
+            check_dot(&f, 72, 3, code % 2 ? 32 : 0, 0, 1);
+        }
+    }
+    /* every code under every scale byte, 48 bytes at a time; x picks one code */
+    for (unsigned first = 0; first < 127; first += 4) {
+        dspark__code_format f = format_of(E2M1, DSPARK__CODE_E4M3, 16, 0);
+        _Alignas(64) uint8_t packed[384] = {0};
+        _Alignas(64) float acc[48];
+        uint8_t scales[48];
+        for (size_t j = 0; j < 48; j++) {
+            scales[j] = (uint8_t)(first + j % 4 < 127 ? first + j % 4 : 126);
+            for (unsigned k = 0; k < 16; k++) put_code(packed, 4, k, j, k);
+        }
+        for (size_t l = 0; l < n_levels; l++) {
+            for (unsigned k = 0; k < 16; k++) {
+                uint16_t x[16] = {0};
+                x[k] = 0x3f80;
+                dspark__dot_codes d = {.x = x, .x_stride = 32, .n_rows = 1, .codes = packed,
+                                       .scales = scales, .format = &f, .k = 16, .acc = acc};
+                levels[l].kern.dot_codes(&d);
+                for (size_t j = 0; j < 48; j++)
+                    assert_true((double)acc[j] ==
+                                code_value(E2M1, k) * scale_value(DSPARK__CODE_E4M3, scales[j]));
+            }
+        }
+    }
+}
+
 /* ---- after a sum ----------------------------------------------------------------------------- */
 
 static float random_f32(int class)
@@ -414,11 +553,6 @@ static float random_f32(int class)
     if (class == 1 && r >> 61 == 0) return dspark__f32_from_bits(special[(r >> 40) % 10]);
     uint32_t exponent = (uint32_t)(class == 2 ? 50 + (r >> 40) % 30 : 100 + (r >> 40) % 50);
     return dspark__f32_from_bits((u & 0x807fffffu) | exponent << 23);
-}
-
-static int same_float(float a, float b)
-{
-    return dspark__f32_bits(a) == dspark__f32_bits(b) || (isnan(a) && isnan(b));
 }
 
 static void test_scale_add(void **state)
@@ -537,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_dot_codes),
         cmocka_unit_test(test_scale_add),
         cmocka_unit_test(test_finish),
         cmocka_unit_test(test_environment),

@@ -80,6 +80,21 @@ static inline size_t dspark__code_scale_bytes(const dspark__code_format *f, size
     return f->scale == DSPARK__CODE_PLAIN ? 0 : (k + f->block - 1) / f->block * DSPARK__PANEL;
 }
 
+/* A panel of codes times x[n_rows][k], all of k at once, without the way through memory that decode
+ * and gemm_bf16 take; the bits are theirs. */
+typedef struct dspark__dot_codes {
+    const void *x;             /* bf16, row i at x + i * x_stride */
+    size_t x_stride;           /* bytes */
+    size_t n_rows;
+    const uint8_t *codes;      /* the panel's, as for decode */
+    const uint8_t *scales;
+    const dspark__code_format *format;
+    size_t k;                  /* >= 1 */
+    size_t group;              /* K-groups: a multiple of 8 values of k; or 0 */
+    const float *group_scales; /* [ceil(k / group)][48] */
+    float *acc;                /* [n_rows][48] finished sums; with K-groups as scale_add makes them */
+} dspark__dot_codes;
+
 /* ---- attention over pieces ---------------------------------------------------------------------
  *
  * Entries of the latent cache are attended to in pieces of 240: five panels of 48, so that scores and
@@ -138,6 +153,9 @@ static inline size_t dspark__v_panels_elements(size_t n_latent)
 
 typedef struct dspark__kern {
     dspark_isa isa;
+    /* By dspark__code_scale: the most rows for which dot_codes is the faster way for codes of 4 bits, as
+     * measured (bench/codes_bench.c); 0: never. */
+    uint32_t dot_rows[4];
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
@@ -153,9 +171,17 @@ typedef struct dspark__kern {
     void (*decode)(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                    const dspark__code_format *f, size_t k0, size_t n_k);
 
+    /* decode and gemm_bf16 of a few rows in one; see dspark__dot_codes. */
+    void (*dot_codes)(const dspark__dot_codes *d);
+
     /* sum[i][j] = acc[i][j] * s[j] when first, else fma(acc[i][j], s[j], sum[i][j]), for n_rows rows of
      * 48 (one K-group has been accumulated in acc; s is its scale per output). IEEE, subnormals kept. */
     void (*scale_add)(float *sum, const float *acc, const float *s, size_t n_rows, int first);
+
+    /* gemm_bf16 of one panel whose k is one K-group after the other, and scale_add of each with its row
+     * of scales [ceil(k / group)][48]; group is even. sum is [n_rows][48] and starts anew when g->first.
+     * Of g, x, x_stride, n_rows, panels, k and first count; acc is scratch of [n_rows][48]. */
+    void (*gemm_groups)(const dspark__gemm_bf16 *g, size_t group, const float *scales, float *sum);
 
     /* out[i][o] = bf16(acc[i][o] * s[o]) for o < n_out <= 48 (s may be NULL: 1); NaN -> 0x7fc0. */
     void (*finish)(uint16_t *out, size_t out_stride, const float *acc, const float *s, size_t n_rows,

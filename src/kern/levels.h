@@ -35,6 +35,22 @@ DSPARK__INLINE size_t tile_rows(size_t n_left, size_t most)
     return (n_left + n_tiles - 1) / n_tiles;
 }
 
+/* gemm_groups by two other slots of a level. */
+DSPARK__INLINE void gemm_then_scale(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                    float *sum, void (*gemm)(const dspark__gemm_bf16 *g),
+                                    void (*scale_add)(float *sum, const float *acc, const float *s,
+                                                      size_t n_rows, int first))
+{
+    for (size_t k0 = 0; k0 < g->k; k0 += group, scales += DSPARK__PANEL) {
+        dspark__gemm_bf16 one = {.x = bf16_at(g->x, k0), .x_stride = g->x_stride,
+                                 .n_rows = g->n_rows, .panels = g->panels + k0 * DSPARK__PANEL,
+                                 .n_panels = 1, .k = g->k - k0 < group ? g->k - k0 : group,
+                                 .acc = g->acc, .first = 1};
+        gemm(&one);
+        scale_add(sum, g->acc, scales, g->n_rows, g->first && k0 == 0);
+    }
+}
+
 /* Merge 16 partial sums as rmsnorm_bf16 defines it. */
 DSPARK__INLINE float merge_lanes(float *lane)
 {
@@ -95,6 +111,8 @@ DSPARK__INLINE fp8_values fp8_prepare(fp8_format f, float scale)
 }
 
 void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__ref(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                float *sum);
 float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,
                             size_t n_pairs);
@@ -104,6 +122,7 @@ float dspark__absmax_bf16__ref(const uint16_t *x, size_t n);
 int dspark__finite_bf16__ref(const void *x, size_t n);
 void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                          const dspark__code_format *f, size_t k0, size_t n_k);
+void dspark__dot_codes__ref(const dspark__dot_codes *d);
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first);
 void dspark__finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                          size_t n_rows, size_t n_out);
@@ -121,6 +140,8 @@ size_t dspark__argmax_bf16__ref(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__ref(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                 float *sum);
 float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__avx2(uint16_t *y, const void *x, const float *c, const float *s,
                              size_t n_pairs);
@@ -148,6 +169,8 @@ size_t dspark__argmax_bf16__avx2(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx2(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                   float *sum);
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 void dspark__rope_bf16__avx512(uint16_t *y, const void *x, const float *c, const float *s,
                                size_t n_pairs);
@@ -175,5 +198,8 @@ size_t dspark__argmax_bf16__avx512(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, float *best);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
+void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                       float *sum);
+void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d);
 
 #endif

@@ -372,6 +372,15 @@ static void run_code_block(const code_block *b, const dspark__kern *kern, const 
     const uint32_t stop = b->k0 + b->n;
     g->acc = c->acc;
     g->x_stride = b->x_stride;
+    if (group && group % 2 == 0 && b->k0 % group == 0 && (b->n % group == 0 || stop == b->k)) {
+        g->x = b->x; /* whole groups */
+        g->panels = c->block;
+        g->k = b->n;
+        g->first = b->k0 == 0;
+        kern->gemm_groups(g, group, b->group_scales + (size_t)(b->k0 / group) * DSPARK__PANEL,
+                          c->sum);
+        return;
+    }
     for (uint32_t at = b->k0, end; at < stop; at = end) {
         end = group && (at / group + 1) * group < stop ? (at / group + 1) * group : stop;
         g->x = b->x + (size_t)(at - b->k0) * 2;
@@ -385,6 +394,22 @@ static void run_code_block(const code_block *b, const dspark__kern *kern, const 
                             b->group_scales + (size_t)(at / group) * DSPARK__PANEL, g->n_rows,
                             at < group);
     }
+}
+
+/* One panel of codes times few rows, in one go. */
+static void run_few_rows(const dspark__shard *shard, const dspark__kern *kern, size_t p, uint32_t k,
+                         const dspark__gemm_bf16 *g, const void *x, size_t x_stride, float *acc)
+{
+    dspark__dot_codes d = {.x = x, .x_stride = x_stride, .n_rows = g->n_rows,
+                           .codes = shard->codes + p * shard->code_stride,
+                           .format = &shard->packing.format, .k = k, .group = shard->packing.group,
+                           .acc = acc};
+    if (shard->scales) d.scales = shard->scales + p * shard->scale_stride;
+    if (d.group) d.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
+    kern->dot_codes(&d);
+    kern->finish(g->out, g->out_stride, acc,
+                 shard->row_scales ? shard->row_scales + p * DSPARK__PANEL : NULL, g->n_rows,
+                 g->n_out);
 }
 
 /* One panel of codes. g has what all panels share; its out is this panel's. */
@@ -466,10 +491,13 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
         return;
     }
     code_scratch c = cut_scratch(scratch, n_rows);
+    const int few = shard->packing.bits == 4 && !shard->perm && shard->packing.group % 8 == 0 &&
+                    n_rows <= kern->dot_rows[shard->packing.format.scale];
     for (uint32_t p = 0; p < n_panels; p++) {
         g.out = out + (size_t)p * DSPARK__PANEL;
         g.n_out = n_out - (size_t)p * DSPARK__PANEL;
         if (g.n_out > DSPARK__PANEL) g.n_out = DSPARK__PANEL;
-        run_code_panel(shard, kern, p0 + p, ml->k, &g, x, x_stride, &c);
+        if (few) run_few_rows(shard, kern, p0 + p, ml->k, &g, x, x_stride, c.acc);
+        else run_code_panel(shard, kern, p0 + p, ml->k, &g, x, x_stride, &c);
     }
 }

@@ -122,4 +122,10 @@ void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g)
     _mm_setcsr(host);
 }
 
+void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                 float *sum)
+{
+    gemm_then_scale(g, group, scales, sum, dspark__gemm_bf16__avx2, dspark__scale_add__avx2);
+}
+
 #endif

@@ -170,6 +170,95 @@ void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g)
     }
 }
 
+/* ---- K-groups: a tile takes one group after the other, and its sums stay in L1 ---------------- */
+
+typedef struct groups_job {
+    const unsigned char *x;
+    size_t x_stride, k, group;
+    const uint16_t *w;
+    const float *scales;
+    float *sum;
+    int first;
+} groups_job;
+
+DSPARK__INLINE void multiply_groups(const groups_job *job, size_t n_rows)
+{
+    const unsigned char *x = job->x;
+    const uint16_t *w = job->w;
+    const float *scales = job->scales;
+    const size_t x_stride = job->x_stride;
+    int first = job->first;
+    for (size_t left = job->k, n; left > 0; left -= n, scales += DSPARK__PANEL, first = 0) {
+        __m512 sum[ROWS][VECTORS];
+        n = left < job->group ? left : job->group;
+        DSPARK__UNROLL
+        for (size_t i = 0; i < n_rows; i++)
+            DSPARK__UNROLL
+            for (size_t v = 0; v < VECTORS; v++) sum[i][v] = _mm512_setzero_ps();
+        for (size_t pair = 0; pair < n / 2; pair++, w += 2 * DSPARK__PANEL, x += PAIR_BYTES) {
+            __m512bh part[VECTORS];
+            DSPARK__UNROLL
+            for (size_t v = 0; v < VECTORS; v++)
+                part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
+            DSPARK__UNROLL
+            for (size_t i = 0; i < n_rows; i++) {
+                __m512bh two = broadcast_pair(x + i * x_stride);
+                DSPARK__UNROLL
+                for (size_t v = 0; v < VECTORS; v++)
+                    sum[i][v] = _mm512_dpbf16_ps(sum[i][v], part[v], two);
+            }
+        }
+        if (n % 2) { /* the end of k: the last element with a zero beside it */
+            DSPARK__UNROLL
+            for (size_t i = 0; i < n_rows; i++) {
+                __m512bh two = (__m512bh)_mm512_set1_epi32(dspark__load_u16(x + i * x_stride));
+                DSPARK__UNROLL
+                for (size_t v = 0; v < VECTORS; v++)
+                    sum[i][v] = _mm512_dpbf16_ps(sum[i][v],
+                                                 (__m512bh)_mm512_load_si512(w + 32 * v), two);
+            }
+        }
+        DSPARK__UNROLL
+        for (size_t v = 0; v < VECTORS; v++) {
+            __m512 scale = _mm512_loadu_ps(scales + 16 * v);
+            DSPARK__UNROLL
+            for (size_t i = 0; i < n_rows; i++) {
+                float *at = job->sum + i * DSPARK__PANEL + 16 * v;
+                _mm512_store_ps(at, first ? _mm512_mul_ps(sum[i][v], scale)
+                                          : _mm512_fmadd_ps(sum[i][v], scale, _mm512_load_ps(at)));
+            }
+        }
+    }
+}
+
+/* The scaled sums are IEEE: MXCSR is left alone, and the dot instruction ignores it. */
+DSPARK__NOINLINE void multiply_groups_rows(const groups_job *job, size_t n_rows)
+{
+    switch (n_rows) {
+    case 1: multiply_groups(job, 1); break;
+    case 2: multiply_groups(job, 2); break;
+    case 3: multiply_groups(job, 3); break;
+    case 4: multiply_groups(job, 4); break;
+    case 5: multiply_groups(job, 5); break;
+    case 6: multiply_groups(job, 6); break;
+    case 7: multiply_groups(job, 7); break;
+    default: multiply_groups(job, 8); break;
+    }
+}
+
+void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                     float *sum)
+{
+    groups_job job = {.x_stride = g->x_stride, .k = g->k, .group = group, .w = g->panels,
+                      .scales = scales, .first = g->first};
+    for (size_t row = 0, n; row < g->n_rows; row += n) {
+        n = tile_rows(g->n_rows - row, ROWS);
+        job.x = (const unsigned char *)g->x + row * g->x_stride;
+        job.sum = sum + row * DSPARK__PANEL;
+        multiply_groups_rows(&job, n);
+    }
+}
+
 static double probe_flops(uint64_t iterations)
 {
     enum { CHAINS = 24 };
@@ -191,6 +280,11 @@ void dspark__kern_avx512bf16(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_AVX512BF16;
     k->gemm_bf16 = dspark__gemm_bf16__avx512bf16;
+    k->gemm_groups = dspark__gemm_groups__avx512bf16;
+    k->dot_codes = dspark__dot_codes__avx512bf16;
+    k->dot_rows[DSPARK__CODE_PLAIN] = k->dot_rows[DSPARK__CODE_OFFSET] = 12;
+    k->dot_rows[DSPARK__CODE_E8M0] = 8;
+    k->dot_rows[DSPARK__CODE_E4M3] = 6;
     k->probe_flops = probe_flops;
 }
 

@@ -23,6 +23,7 @@ void dspark__kern_avx512(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_AVX512;
     k->gemm_bf16 = dspark__gemm_bf16__avx512;
+    k->gemm_groups = dspark__gemm_groups__avx512;
     k->decode = dspark__decode__avx512;
     k->scale_add = dspark__scale_add__avx512;
     k->finish = dspark__finish__avx512;

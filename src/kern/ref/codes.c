@@ -46,6 +46,31 @@ void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scale
     }
 }
 
+void dspark__dot_codes__ref(const dspark__dot_codes *d)
+{
+    enum { STEP = 32 };
+    _Alignas(64) uint16_t w[STEP * DSPARK__PANEL];
+    _Alignas(64) float acc[DSPARK__PANEL];
+    const size_t group = d->group ? d->group : d->k;
+    for (size_t i = 0; i < d->n_rows; i++) {
+        const unsigned char *x = (const unsigned char *)d->x + i * d->x_stride;
+        float *sum = d->acc + i * DSPARK__PANEL;
+        for (size_t k0 = 0, n; k0 < d->k; k0 += n) {
+            size_t left = group - k0 % group; /* of the group, then of k */
+            if (left > d->k - k0) left = d->k - k0;
+            n = left < STEP ? left : STEP;
+            dspark__decode__ref(w, d->codes, d->scales, d->format, k0, n);
+            dspark__gemm_bf16 g = {.x = x + 2 * k0, .x_stride = d->x_stride, .n_rows = 1,
+                                   .panels = w, .n_panels = 1, .k = n,
+                                   .acc = d->group ? acc : sum, .first = k0 % group == 0};
+            dspark__gemm_bf16__ref(&g);
+            if (d->group && n == left)
+                dspark__scale_add__ref(sum, acc, d->group_scales + k0 / group * DSPARK__PANEL, 1,
+                                       k0 < group);
+        }
+    }
+}
+
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first)
 {
     for (size_t i = 0; i < n_rows; i++, sum += DSPARK__PANEL, acc += DSPARK__PANEL)

@@ -59,3 +59,9 @@ void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g)
         }
     }
 }
+
+void dspark__gemm_groups__ref(const dspark__gemm_bf16 *g, size_t group, const float *scales,
+                                float *sum)
+{
+    gemm_then_scale(g, group, scales, sum, dspark__gemm_bf16__ref, dspark__scale_add__ref);
+}

@@ -20,7 +20,9 @@ void dspark__kern_ref(dspark__kern *k)
 {
     k->isa = DSPARK_ISA_REF;
     k->gemm_bf16 = dspark__gemm_bf16__ref;
+    k->gemm_groups = dspark__gemm_groups__ref;
     k->decode = dspark__decode__ref;
+    k->dot_codes = dspark__dot_codes__ref;
     k->scale_add = dspark__scale_add__ref;
     k->finish = dspark__finish__ref;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__ref;
