@@ -616,6 +616,55 @@ static void test_foreign_config(void **state)
     REFUSED(borrower, dir, DSPARK_EUNSUPPORTED, "someone-elses");
 }
 
+/* ---- a host's matrix in pieces ---- */
+
+static int hear(void *user, uint64_t done, uint64_t total)
+{
+    uint64_t *heard = user; /* done, total, calls, the call that cancels (0: none) */
+    assert_true(done > heard[0] && done <= total);
+    heard[0] = done;
+    heard[1] = total;
+    heard[2]++;
+    return heard[2] == heard[3];
+}
+
+/* Larger than what is copied at a time: every piece lands in its place, and progress counts it. */
+static void test_host_pieces(void **state)
+{
+    static const char *const settings[] = {"vocab_size=70001", "draft_vocab_size=70001",
+                                           "mask_token_id=70000"};
+    dspark_synth_opts so;
+    dspark_model_opts o;
+    dspark_model *m;
+    test_target t = test_target_plain(70001, HIDDEN, DEPTH, 33);
+    host head = host_of(&t, 1, HIDDEN * 2 + 1);
+    uint64_t heard[4] = {0};
+    char dir[512];
+    (void)state;
+    snprintf(dir, sizeof dir, "%s/ckpt", tmpdir_make());
+    dspark_synth_opts_init(&so);
+    so.preset = "tiny";
+    so.settings = settings;
+    so.n_settings = 3;
+    check(dspark_synth_checkpoint(dir, &so, &err), DSPARK_OK, &err);
+    dspark_model_opts_init(&o);
+    o.parts = DSPARK_PART_BLOCK;
+    o.lm_head = &head.m;
+    o.progress = hear;
+    o.progress_user = heard;
+    check(dspark_model_open(&m, dir, &o, &err), DSPARK_OK, &err);
+    head_is(m, &t, 0);
+    dspark_model_close(m);
+    assert_int_equal(heard[0], heard[1]);
+    heard[3] = heard[2] - 1; /* between the two pieces */
+    heard[0] = heard[2] = 0;
+    check(dspark_model_open(&m, dir, &o, &err), DSPARK_ECANCELLED, &err);
+    assert_null(m);
+    assert_int_equal(heard[1] - heard[0], (70001 - 65520) * HIDDEN * 2);
+    assert_non_null(strstr(err.where, "lm_head"));
+    free(head.memory);
+}
+
 /* ---- memory ---- */
 
 static void test_no_memory(void **state)
@@ -664,7 +713,8 @@ int main(void)
         cmocka_unit_test(test_pairing),        cmocka_unit_test(test_shapes_only),
         cmocka_unit_test(test_head_shape),     cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_bad_host),       cmocka_unit_test(test_quantised_head),
-        cmocka_unit_test(test_foreign_config), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_foreign_config), cmocka_unit_test(test_host_pieces),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, make_drafts, NULL);
 }

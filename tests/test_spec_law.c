@@ -89,7 +89,7 @@ static void expected_row(const dspark_sampling *s, const float *logits, size_t n
     for (i = 0; i < kept; i++)
         sum += p[ids[i]] = exp(((double)logits[ids[i]] - (double)logits[ids[0]]) / (double)s->temperature);
     for (i = 0; i < n; i++) {
-        int stays = mass < (double)s->top_p * sum && p[ids[i]] >= (double)s->min_p;
+        int stays = (s->top_p == 1 || mass < (double)s->top_p * sum) && p[ids[i]] >= (double)s->min_p;
         mass += p[ids[i]];
         if (!stays) p[ids[i]] = 0;
     }
