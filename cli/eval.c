@@ -410,9 +410,11 @@ static void make_key(const eval_run *run, eval_key *key)
     const drafting_args *a = &run->args->drafting;
     snprintf(key->text, sizeof key->text,
              "k=%u target=%d stride=%" PRIu64 " min_context=%" PRIu64 " cache=%s window=%" PRIu64
-             " temperature=%.9g top_k=%" PRIu64 " top_p=%.9g min_p=%.9g model=%s/%s version=%s",
+             " temperature=%.9g top_k=%" PRIu64 " top_p=%.9g min_p=%.9g seed=%" PRIu64
+             " tile_scale=%d model=%s/%s version=%s",
              run->k, run->has_target, run->args->stride, run->args->min_context,
-             args_cache_choices[a->cache_dtype], a->window, a->temperature, a->top_k, a->top_p, a->min_p,
+             args_cache_choices[a->cache_dtype], a->window, a->temperature, a->top_k, a->top_p, a->min_p, a->seed,
+             a->tile_scale,
              dspark_model_fingerprint(run->first->model), dspark_model_block_fingerprint(run->first->model),
              dspark_version());
 }
@@ -452,6 +454,7 @@ static int show(eval_run *run, const eval_data *all, double seconds)
     r.target_step = a->target_step_ms * 1e-3;
     r.seconds = seconds;
     r.jobs = (uint32_t)a->jobs;
+    r.sampled = a->drafting.sampled;
     code = a->html ? eval_write_html(&r, a->html) : EXIT_OK;
     if (code == EXIT_OK && a->calibration) code = write_calibration(&figures, a->calibration);
     if (code == EXIT_OK) code = a->json ? eval_print_json(&r) : eval_print_text(&r);

@@ -129,6 +129,7 @@ typedef struct eval_report {
     uint64_t n_beyond;       /* anchors outside the trained window */
     double seconds;
     uint32_t jobs;
+    int sampled;             /* the drafts were sampled, not greedy */
 } eval_report;
 
 /* Seconds of one drafted block, context included; 0 when nothing was timed. */

@@ -177,7 +177,8 @@ static void put_summary(FILE *f, const eval_report *r)
     double block = eval_block_seconds(r);
     char a[32], b[32];
     fprintf(f, "<table>\n<tr><th>Acceptance length</th><td>%.3f</td><td>drafts accepted + the target's own "
-            "token, of %u; greedy drafts against the text</td></tr>\n", g->accepted + 1, g->k + 1);
+            "token, of %u; %s drafts against the text</td></tr>\n", g->accepted + 1, g->k + 1,
+            r->sampled ? "sampled" : "greedy");
     fprintf(f, "<tr><th>Accepted drafts</th><td>%.3f</td><td>without that token, of %u; standard error "
             "%.3f</td></tr>\n", g->accepted, g->k, g->accepted_stderr);
     if (!isnan(g->expected_sampled))

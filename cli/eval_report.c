@@ -152,8 +152,8 @@ int eval_print_text(const eval_report *r)
     const eval_figures *f = r->figures;
     int failed;
     print_head(r);
-    printf("\nacceptance length  %.3f  drafts accepted + the target's own token, of %u (greedy drafts "
-           "against the text)\n", f->accepted + 1, f->k + 1);
+    printf("\nacceptance length  %.3f  drafts accepted + the target's own token, of %u (%s drafts "
+           "against the text)\n", f->accepted + 1, f->k + 1, r->sampled ? "sampled" : "greedy");
     printf("accepted drafts    %.3f  without that token, of %u; standard error %.3f\n", f->accepted, f->k,
            f->accepted_stderr);
     if (!isnan(f->expected_sampled)) {

@@ -504,7 +504,9 @@ DSPARK_API dspark_status dspark_distribution(const dspark_sampling *s, const voi
                                              dspark_error *err);
 
 /* Noise is a function of its key: neighbours, batches and retries change nothing, and drafter and
- * verifier never share a number. position: of the token that is drawn or judged. */
+ * verifier never share a number. position: of the token that is drawn or judged. sequence: of the
+ * host's; DSPARK_VERIFY_BLOCK and dspark_schedule_stale need another one for every block, for drafting
+ * and verifying alike, or the output loses its law (docs/verification.md, section 2). */
 typedef enum dspark_noise {
     DSPARK_NOISE_DRAFT = 1, DSPARK_NOISE_ACCEPT = 2, DSPARK_NOISE_RESIDUAL = 3, DSPARK_NOISE_BONUS = 4
 } dspark_noise;
@@ -580,7 +582,8 @@ DSPARK_API dspark_status dspark_schedule(const float *confidence, size_t stride,
                                          dspark_error *err);
 /* The production variant: how many in all is decided by `stale` (confidences of an earlier step, by the
  * best rate over every number); present confidences only rank. Lossless because stale ones cannot know
- * present tokens. Layout as above; stale [R][stride], unknown = 1. */
+ * present tokens, provided that every block was drafted with a noise sequence of its own. Layout as
+ * above; stale [R][stride], unknown = 1. */
 DSPARK_API dspark_status dspark_schedule_stale(const float *stale, const float *confidence,
                                                size_t stride, const uint32_t *n_drafted,
                                                size_t n_sequences, const dspark_step_table *table,
