@@ -424,7 +424,7 @@ static uint64_t choose_repeats(const bench_job *job, double seconds_a_round)
 
 static void fill_ratios(const bench_result *r, bench_cell *cells)
 {
-    double plain = 0;
+    double plain = 0, plain_bytes = 0;
     size_t i;
     int s;
     for (s = 0; s < BENCH_N_STAGES; s++) {
@@ -433,9 +433,16 @@ static void fill_ratios(const bench_result *r, bench_cell *cells)
             cells[s].ratio = cells[s].p50 / cells[base].p50;
     }
     for (i = 0; i < r->n_formats; i++)
-        if (r->formats[i] == DSPARK_FORMAT_BF16) plain = cells[BENCH_N_STAGES + i].p50;
-    for (i = 0; i < r->n_formats; i++)
-        cells[BENCH_N_STAGES + i].ratio = plain / cells[BENCH_N_STAGES + i].p50;
+        if (r->formats[i] == DSPARK_FORMAT_BF16) {
+            plain = cells[BENCH_N_STAGES + i].p50;
+            plain_bytes = (double)r->weight_bytes[BENCH_N_STAGES + i];
+        }
+    for (i = 0; i < r->n_formats; i++) {
+        bench_cell *c = &cells[BENCH_N_STAGES + i];
+        c->ratio = plain / c->p50;
+        if (plain_bytes > 0)
+            c->byte_share = c->ratio * (double)r->weight_bytes[BENCH_N_STAGES + i] / plain_bytes;
+    }
 }
 
 static dspark_status measure_row(bench_job *job, bench_row *row, dspark_error *err)

@@ -26,6 +26,7 @@ typedef struct bench_cell {
     int cold;            /* weights come from memory: they were pushed out, or never fit */
     uint64_t n_repeats;
     double p50, p99, best;
+    double byte_share;   /* of a format: ratio over (weight bytes of bf16 / of the format); 0 = unknown */
     double ratio;        /* p50 / p50 of the one pass over the same way; of a format: p50 of bf16 /
                           * p50. 0 = nothing to compare */
     double flops;        /* of one call */

@@ -105,14 +105,15 @@ static void add_header(out_table *t, int formats)
 {
     static const char *const format_names[] = {"positions", "format", "bytes", "repeats", "weights",
                                                "p50", "p99", "GB/s", "GFLOP/s", "roofline", "of it",
-                                               "vs bf16"};
+                                               "vs bf16", "of bytes"};
     static const char *const names[] = {"positions", "stage", "repeats", "weights", "p50", "p99",
                                         "us/position", "GB/s", "GFLOP/s", "roofline", "of it",
                                         "ratio"};
     size_t i;
-    out_table_init(t, formats ? "rlrrlrrrrrrr" : "rlrlrrrrrrrr");
+    out_table_init(t, formats ? "rlrrlrrrrrrrr" : "rlrlrrrrrrrr");
     for (i = 0; i < sizeof names / sizeof *names; i++)
         out_table_cell(t, "%s", formats ? format_names[i] : names[i]);
+    if (formats) out_table_cell(t, "%s", format_names[i]);
 }
 
 static void add_cell(out_table *t, const bench_result *r, uint64_t n_tokens, int lane,
@@ -136,6 +137,10 @@ static void add_cell(out_table *t, const bench_result *r, uint64_t n_tokens, int
         out_table_cell(t, "%.2fx", c->ratio);
     else
         out_table_cell(t, "-");
+    if (r->n_formats && c->byte_share > 0)
+        out_table_cell(t, "%.0f%%", 100 * c->byte_share);
+    else if (r->n_formats)
+        out_table_cell(t, "-");
 }
 
 int bench_print_text(const bench_result *r)
@@ -153,8 +158,8 @@ int bench_print_text(const bench_result *r)
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
     if (r->n_formats)
         printf("\nThe one pass, states to cache. bytes: packed weights that it reads.\n"
-               "vs bf16: the median of bf16 over that of the format. roofline, weights:\n"
-               "see dspark bench --help.\n");
+               "vs bf16: the median of bf16 over that of the format; of bytes: that over the ratio\n"
+               "of their weights' bytes. roofline, weights: see dspark bench --help.\n");
     else
         printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache\n"
            "onepass). roofline: max(bytes / read, flops / compute), by the better of the probes\n"
@@ -230,6 +235,7 @@ int bench_print_json(const bench_result *r)
             out_set(item, "read_gbs", out_real(c->read_gbs));
             out_set(item, "roofline_seconds", out_real(c->roofline));
             out_set(item, "share_of_roofline", out_real(share_of_roofline(c)));
+            if (c->byte_share > 0) out_set(item, "of_byte_ratio", out_real(c->byte_share));
             if (c->ratio > 0)
                 out_set(item, r->n_formats ? "bf16_over_format" : "ratio_to_onepass",
                         out_real(c->ratio));

@@ -531,6 +531,13 @@ static void check_formats(const json_t *doc, const char *const *formats, size_t 
             assert_float_equal(number_in(row, "bf16_over_format") * p50,
                                number_in(json_array_get(rows, (size_t)plain), "p50_seconds"),
                                1e-9 * p50);
+        if (plain < 0) {
+            assert_null(json_object_get(row, "of_byte_ratio"));
+        } else {
+            double all = number_in(json_array_get(rows, (size_t)plain), "weight_bytes");
+            assert_float_equal(number_in(row, "of_byte_ratio") * all,
+                               number_in(row, "bf16_over_format") * weights[i], 1e-9 * all);
+        }
     }
     if (plain >= 0)
         for (i = 0; i < n; i++) assert_true((int)i == plain || weights[i] < weights[plain]);
