@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "eval.h"
@@ -213,18 +214,24 @@ static int write_line(eval_journal *j, json_t *o)
 int eval_journal_open(eval_journal **out, const char *path, const eval_key *key)
 {
     eval_journal *j = calloc(1, sizeof *j);
+    struct stat info;
     long end = 0;
     int code, fd;
     *out = NULL;
     if (!j) return out_error(EXIT_INTERNAL, "out of memory");
     j->path = path;
-    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666); /* a pipe must not hang it */
     j->file = fd >= 0 ? fdopen(fd, "r+") : NULL;
     if (!j->file) {
         code = out_error(EXIT_INTERNAL, "--resume: %s: %s", path, strerror(errno));
         if (fd >= 0) close(fd);
         eval_journal_close(j);
         return code;
+    }
+    /* A device or a pipe may never end, and cannot be cut. */
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        eval_journal_close(j);
+        return out_error(EXIT_INTERNAL, "--resume: %s: exists and is not a regular file", path);
     }
     code = load_lines(j, key, &end);
     /* What a crash left half-written goes; the next line begins where the last good one ended. */

@@ -276,6 +276,17 @@ static void test_eval_journal(void **state)
     assert_has(r.err, "broken");
 }
 
+static void test_eval_journal_is_a_file(void **state)
+{
+    cli_result r = run_cli(EVAL " --stride 3 --resume /dev/full"); /* reads for ever */
+    (void)state;
+    assert_int_equal(r.code, 5);
+    assert_has(r.err, "not a regular file");
+    r = run_cli(EVAL " --stride 3 --resume tiny");
+    assert_int_equal(r.code, 5);
+    assert_has(r.err, "tiny");
+}
+
 static void test_eval_files(void **state)
 {
     cli_result r = run_cli(EVAL " --html r.html --calibration-out c.json --target-step-ms 5");
@@ -317,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_draft_json), cmocka_unit_test(test_draft_options),
         cmocka_unit_test(test_draft_refusals), cmocka_unit_test(test_eval_counts),
         cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
+        cmocka_unit_test(test_eval_journal_is_a_file),
         cmocka_unit_test(test_eval_files), cmocka_unit_test(test_eval_refusals),
     };
     return cmocka_run_group_tests_name("cli_draft", tests, make_inputs, remove_all);
