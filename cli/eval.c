@@ -523,6 +523,26 @@ static int run_job(const eval_args *a)
     return code;
 }
 
+/* No output may take an input's place, or another output's. Returns ARGS_RUN or an exit code. */
+static int check_outputs(const args_command *command, const eval_args *a)
+{
+    const char *const outputs[] = {a->html, a->calibration, a->resume};
+    const char *const names[] = {"--html", "--calibration-out", "--resume"};
+    const char *const inputs[] = {a->drafting.checkpoint, a->drafting.target, a->data};
+    size_t i, k;
+    for (i = 0; i < 3; i++) {
+        if (!outputs[i]) continue;
+        for (k = 0; k < 3; k++) {
+            const char *why = inputs[k] ? out_refuse_target(outputs[i], inputs[k]) : NULL;
+            if (why) return args_complain(command, "%s: '%s' %s", names[i], outputs[i], why);
+        }
+        for (k = 0; k < i; k++)
+            if (outputs[k] && out_same_target(outputs[i], outputs[k]))
+                return args_complain(command, "%s and %s name the same file", names[k], names[i]);
+    }
+    return ARGS_RUN;
+}
+
 int command_eval(int argc, char **argv)
 {
     eval_args a;
@@ -567,5 +587,6 @@ int command_eval(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code == ARGS_RUN) code = drafting_check(&command, &a.drafting);
     if (code == ARGS_RUN && !a.data) code = args_complain(&command, "--data DIR is missing");
+    if (code == ARGS_RUN) code = check_outputs(&command, &a);
     return code == ARGS_RUN ? run_job(&a) : code;
 }

@@ -328,6 +328,10 @@ int main(int argc, char **argv)
     memset(&r, 0, sizeof r);
     r.set = &set;
     code = generate(&r);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "generate: standard output: %s\n", strerror(errno));
+        code = -1;
+    }
     dspark_pool_free(r.pool);
     dspark_drafter_free(r.drafter);
     dspark_model_close(r.model);

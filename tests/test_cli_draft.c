@@ -282,9 +282,24 @@ static void test_eval_journal_is_a_file(void **state)
     (void)state;
     assert_int_equal(r.code, 5);
     assert_has(r.err, "not a regular file");
-    r = run_cli(EVAL " --stride 3 --resume tiny");
-    assert_int_equal(r.code, 5);
-    assert_has(r.err, "tiny");
+}
+
+/* No output takes an input's place, or another output's. */
+static void test_eval_spares_its_inputs(void **state)
+{
+    static const char *const options[] = {
+        "--html data/a.safetensors", "--html data/r.html", "--html tiny/model.safetensors",
+        "--resume tiny", "--calibration-out tiny/c.json", "--html same --resume same",
+    };
+    cli_result r;
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof options / sizeof *options; i++) {
+        r = run_cli(EVAL " --stride 3 %s", options[i]);
+        if (r.code != 2) fail_msg("%s: exit code %d", options[i], r.code);
+    }
+    r = run_cli(EVAL " --stride 3 --json"); /* and they are whole */
+    assert_int_equal(r.code, 0);
 }
 
 static void test_eval_files(void **state)
@@ -329,6 +344,7 @@ int main(void)
         cmocka_unit_test(test_draft_refusals), cmocka_unit_test(test_eval_counts),
         cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
         cmocka_unit_test(test_eval_journal_is_a_file),
+        cmocka_unit_test(test_eval_spares_its_inputs),
         cmocka_unit_test(test_eval_files), cmocka_unit_test(test_eval_refusals),
     };
     return cmocka_run_group_tests_name("cli_draft", tests, make_inputs, remove_all);
