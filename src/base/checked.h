@@ -21,6 +21,12 @@ static inline int dspark__mul_size(size_t a, size_t b, size_t *r)
     return !__builtin_mul_overflow(a, b, r);
 }
 
+/* *r = a * b * c. */
+static inline int dspark__mul3_size(size_t a, size_t b, size_t c, size_t *r)
+{
+    return dspark__mul_size(a, b, r) && dspark__mul_size(*r, c, r);
+}
+
 static inline int dspark__add_size(size_t a, size_t b, size_t *r)
 {
     return !__builtin_add_overflow(a, b, r);

@@ -11,6 +11,9 @@
 #include "base/fpenv.h"
 #include "base/status.h"
 
+/* Multiply-adds that one more thread is worth waking for. */
+#define WORK_OF_A_THREAD 2.5e5
+
 #if defined(__SANITIZE_THREAD__)
 #define THREADS_TSAN 1
 #elif defined(__has_feature)
@@ -134,6 +137,14 @@ void dspark__threads_free(dspark__threads *t)
 uint32_t dspark__threads_count(const dspark__threads *t)
 {
     return t->count;
+}
+
+size_t dspark__threads_worth(const dspark__threads *t, size_t n_units, double work)
+{
+    size_t n = t->count;
+    if (n > n_units) n = n_units;
+    if ((double)n > 1 + work / WORK_OF_A_THREAD) n = 1 + (size_t)(work / WORK_OF_A_THREAD);
+    return n;
 }
 
 static void run_one(void *context, size_t i)

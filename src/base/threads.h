@@ -24,4 +24,8 @@ uint32_t dspark__threads_available(void);
 void dspark__threads_run(dspark__threads *t, void (*task)(void *arg, size_t i), void *arg,
                          size_t n);
 
+/* On how many threads is it worth to run n_units units of together `work` multiply-adds? Waking a
+ * thread costs microseconds (on a busy machine far more). */
+size_t dspark__threads_worth(const dspark__threads *t, size_t n_units, double work);
+
 #endif

@@ -203,7 +203,7 @@ void dspark__block_attention(const dspark__block *b, uint32_t layer)
         work += (double)j.z.rows * (double)(b->rows[s].context.n + c->block_size) *
                 (double)(j.z.width + j.z.latent);
     /* Every unit packs the entries for itself: no more units than threads have use for. */
-    size_t threads = dspark__work_threads(b->threads, (size_t)b->n * c->n_heads, work);
+    size_t threads = dspark__threads_worth(b->threads, (size_t)b->n * c->n_heads, work);
     size_t shares = (threads + b->n - 1) / b->n;
     size_t heads = (c->n_heads + shares - 1) / shares;
     j.share_rows = heads * c->block_size;

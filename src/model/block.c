@@ -21,11 +21,6 @@ uint64_t dspark__now(void)
 
 /* ---- sizes ---- */
 
-static int times(size_t *r, size_t a, size_t b, size_t c)
-{
-    return dspark__mul_size(a, b, r) && dspark__mul_size(*r, c, r);
-}
-
 int dspark__block_plan(dspark__block_layout *out, const dspark_config *c, uint32_t n_sequences,
                        uint32_t n_threads)
 {
@@ -34,23 +29,23 @@ int dspark__block_plan(dspark__block_layout *out, const dspark_config *c, uint32
     memset(out, 0, sizeof *out);
     out->n_sequences = n_sequences;
     out->n_threads = n_threads;
-    if (!times(&m, n_sequences, c->block_size, 1) || !times(&head_rows, m, heads, 1)) return 0;
-    if (!times(&s[DSPARK__BLOCK_RESIDUAL], m, c->hidden_size, 2) ||
-        !times(&s[DSPARK__BLOCK_QKV], m, c->q_lora_rank + width, 2) ||
-        !times(&s[DSPARK__BLOCK_Q], head_rows, (size_t)c->qk_nope_head_dim + c->qk_rope_head_dim, 2) ||
-        !times(&s[DSPARK__BLOCK_QUERY], head_rows, width, 2) ||
-        !times(&s[DSPARK__BLOCK_LATENT], head_rows, c->kv_lora_rank, 2) ||
-        !times(&s[DSPARK__BLOCK_ENTRIES], m, width, 2) ||
-        !times(&s[DSPARK__BLOCK_OUT], head_rows, c->v_head_dim, 2) ||
-        !times(&s[DSPARK__BLOCK_MLP], m, 2 * (size_t)c->intermediate_size, 2) ||
-        !times(&s[DSPARK__BLOCK_ROPE], m, c->qk_rope_head_dim, sizeof(float)))
+    if (!dspark__mul3_size(n_sequences, c->block_size, 1, &m) || !dspark__mul3_size(m, heads, 1, &head_rows)) return 0;
+    if (!dspark__mul3_size(m, c->hidden_size, 2, &s[DSPARK__BLOCK_RESIDUAL]) ||
+        !dspark__mul3_size(m, c->q_lora_rank + width, 2, &s[DSPARK__BLOCK_QKV]) ||
+        !dspark__mul3_size(head_rows, (size_t)c->qk_nope_head_dim + c->qk_rope_head_dim, 2, &s[DSPARK__BLOCK_Q]) ||
+        !dspark__mul3_size(head_rows, width, 2, &s[DSPARK__BLOCK_QUERY]) ||
+        !dspark__mul3_size(head_rows, c->kv_lora_rank, 2, &s[DSPARK__BLOCK_LATENT]) ||
+        !dspark__mul3_size(m, width, 2, &s[DSPARK__BLOCK_ENTRIES]) ||
+        !dspark__mul3_size(head_rows, c->v_head_dim, 2, &s[DSPARK__BLOCK_OUT]) ||
+        !dspark__mul3_size(m, 2 * (size_t)c->intermediate_size, 2, &s[DSPARK__BLOCK_MLP]) ||
+        !dspark__mul3_size(m, c->qk_rope_head_dim, sizeof(float), &s[DSPARK__BLOCK_ROPE]))
         return 0;
     s[DSPARK__BLOCK_NORMED] = s[DSPARK__BLOCK_DELTA] = s[DSPARK__BLOCK_RESIDUAL];
     /* Accumulators of one sequence's queries: the largest product of attention_scratch. */
-    if (!times(&total, (size_t)c->block_size * heads, (size_t)c->kv_lora_rank + DSPARK__PANEL, 8)) return 0;
+    if (!dspark__mul3_size((size_t)c->block_size * heads, (size_t)c->kv_lora_rank + DSPARK__PANEL, 8, &total)) return 0;
     size_t linear = dspark__merged_linear_scratch(m), attention = dspark__attention_scratch(c);
     out->scratch_bytes = ((linear > attention ? linear : attention) + 63) / 64 * 64;
-    if (!times(&s[DSPARK__BLOCK_SCRATCH], out->scratch_bytes, n_threads, 1)) return 0;
+    if (!dspark__mul3_size(out->scratch_bytes, n_threads, 1, &s[DSPARK__BLOCK_SCRATCH])) return 0;
     return dspark__workspace_total(s, DSPARK__BLOCK_VIEWS, &total);
 }
 
@@ -78,20 +73,12 @@ static void *scratch_of(const dspark__block *b, size_t worker)
 static void run_units(stage *s, void (*task)(void *, size_t), size_t n_units, double work)
 {
     atomic_init(&s->next, 0);
-    dspark__threads_run(s->b->threads, task, s, dspark__work_threads(s->b->threads, n_units, work));
+    dspark__threads_run(s->b->threads, task, s, dspark__threads_worth(s->b->threads, n_units, work));
 }
 
 static size_t take_unit(stage *s)
 {
     return atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
-}
-
-/* Time since *t0 goes to *where. */
-static void lap(uint64_t *where, uint64_t *t0)
-{
-    uint64_t t = dspark__now();
-    *where += t - *t0;
-    *t0 = t;
 }
 
 /* ---- rows ---- */
@@ -259,19 +246,19 @@ static void run_attention(stage *s, uint64_t *t0)
     const dspark__linear o = {&m->block.o, s->layer, view(b, DSPARK__BLOCK_OUT),
                               (size_t)c->n_heads * c->v_head_dim * 2, view(b, DSPARK__BLOCK_DELTA), h};
     run_linears(s, qkv_a, 2);
-    lap(&b->times->qkv_a, t0);
+    dspark__lap(&b->times->qkv_a, t0);
     run_units(s, entry_task, m_rows, (double)m_rows * (double)(rq + width) * ELEMENT_COST);
-    lap(&b->times->norms, t0);
+    dspark__lap(&b->times->norms, t0);
     run_linears(s, &q_b, 1);
-    lap(&b->times->q_b, t0);
+    dspark__lap(&b->times->q_b, t0);
     run_units(s, absorb_task, c->n_heads, (double)heads_work * c->qk_nope_head_dim);
-    lap(&b->times->absorb, t0);
+    dspark__lap(&b->times->absorb, t0);
     dspark__block_attention(b, s->layer);
-    lap(&b->times->attention, t0);
+    dspark__lap(&b->times->attention, t0);
     run_units(s, v_up_task, c->n_heads, (double)heads_work * c->v_head_dim);
-    lap(&b->times->v_up, t0);
+    dspark__lap(&b->times->v_up, t0);
     run_linears(s, &o, 1);
-    lap(&b->times->o, t0);
+    dspark__lap(&b->times->o, t0);
 }
 
 static void run_mlp(stage *s, uint64_t *t0)
@@ -286,11 +273,11 @@ static void run_mlp(stage *s, uint64_t *t0)
     };
     const dspark__linear down = {&w->down, s->layer, mlp, 2 * f * 2, view(b, DSPARK__BLOCK_DELTA), h};
     run_linears(s, gate_up, 2);
-    lap(&b->times->gate_up, t0);
+    dspark__lap(&b->times->gate_up, t0);
     run_units(s, swiglu_task, s->m, (double)s->m * (double)f * 4 * ELEMENT_COST);
-    lap(&b->times->norms, t0);
+    dspark__lap(&b->times->norms, t0);
     run_linears(s, &down, 1);
-    lap(&b->times->down, t0);
+    dspark__lap(&b->times->down, t0);
 }
 
 /* A number that went wrong anywhere has reached the hidden states: infinity becomes NaN in a norm, NaN
@@ -314,17 +301,17 @@ void dspark__block_forward(const dspark__block *b)
     uint64_t t0 = dspark__now();
     s.norm = w->input_norm;
     run_units(&s, embed_task, s.m, row_work);
-    lap(&b->times->embed, &t0);
+    dspark__lap(&b->times->embed, &t0);
     for (s.layer = 0; s.layer < c->n_layers; s.layer++) {
         run_attention(&s, &t0);
         s.norm = w->post_norm + s.layer * h;
         run_units(&s, add_norm_task, s.m, row_work);
-        lap(&b->times->norms, &t0);
+        dspark__lap(&b->times->norms, &t0);
         run_mlp(&s, &t0);
         s.norm = s.layer + 1 < c->n_layers ? w->input_norm + (s.layer + 1) * h : w->final_norm;
         run_units(&s, add_norm_task, s.m, row_work);
-        lap(&b->times->norms, &t0);
+        dspark__lap(&b->times->norms, &t0);
     }
     check_hidden(b);
-    lap(&b->times->norms, &t0);
+    dspark__lap(&b->times->norms, &t0);
 }

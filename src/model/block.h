@@ -94,9 +94,6 @@ void dspark__linears_run(dspark__threads *threads, const dspark__kern *kern,
                          const dspark__linear *linears, uint32_t n_linears, size_t n_rows,
                          void *scratch, size_t scratch_bytes);
 
-/* On how many threads is it worth to run n_units units of together `work` multiply-adds? */
-size_t dspark__work_threads(const dspark__threads *threads, size_t n_units, double work);
-
 /* Attention of layer `layer`: QUERY, ENTRIES and the cache to LATENT. */
 void dspark__block_attention(const dspark__block *b, uint32_t layer);
 /* Bytes of scratch that one thread of it needs. */
@@ -104,5 +101,12 @@ size_t dspark__attention_scratch(const dspark_config *c);
 
 /* Nanoseconds of a monotonic clock. */
 uint64_t dspark__now(void);
+/* The time since *t0 goes to *where, and *t0 becomes now. */
+static inline void dspark__lap(uint64_t *where, uint64_t *t0)
+{
+    uint64_t t = dspark__now();
+    *where += t - *t0;
+    *t0 = t;
+}
 
 #endif

@@ -11,9 +11,6 @@
 /* What the cosine and sine of one pair cost, in elements. */
 #define ROPE_COST 32u
 
-/* Waking a thread costs microseconds (on a busy machine far more): one is worth it for about this
- * much arithmetic, in multiply-adds. */
-#define WORK_OF_A_THREAD 2.5e5
 /* What one element of a norm, rotation or conversion costs, in multiply-adds of a product. */
 #define ELEMENT_COST 8.0
 
@@ -26,10 +23,8 @@ static size_t ceil_div(size_t a, size_t b)
 static void run_stage(const dspark__chunk *chunk, void (*task)(void *, size_t), void *job,
                       size_t n_units, double work)
 {
-    size_t n = chunk->ctx->layout.n_threads;
-    if (n > n_units) n = n_units;
-    if ((double)n > 1 + work / WORK_OF_A_THREAD) n = 1 + (size_t)(work / WORK_OF_A_THREAD);
-    dspark__threads_run(chunk->ctx->threads, task, job, n);
+    dspark__threads *threads = chunk->ctx->threads;
+    dspark__threads_run(threads, task, job, dspark__threads_worth(threads, n_units, work));
 }
 
 /* ---- a linear over all rows of a chunk, shared out by panels and row tiles ---- */

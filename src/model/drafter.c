@@ -306,14 +306,31 @@ void dspark__draft_reset(dspark_draft_output *out, size_t n)
     }
 }
 
-dspark_status dspark__draft_check(const dspark_drafter *d, const dspark_cache_view *view,
+dspark_status dspark__draft_check(const dspark_drafter *d, const dspark__cache_map *map,
                                   const dspark_draft_input *in, const dspark_draft_output *out, size_t n,
                                   size_t first, dspark_error *err)
 {
-    dspark__cache_map map;
-    dspark_status st = dspark__cache_map_init(&map, view, &d->model->config, err);
+    dspark_status st = DSPARK_OK;
     for (size_t i = 0; st == DSPARK_OK && i < n; i++)
-        st = check_input(d, &in[i], first + i, &out[i], &map, err);
+        st = check_input(d, &in[i], first + i, &out[i], map, err);
+    return st;
+}
+
+dspark_status dspark__draft_run(dspark_drafter *d, const dspark__cache_map *map,
+                                const dspark_draft_input *in, dspark_draft_output *out, size_t n,
+                                dspark_error *err)
+{
+    uint64_t t0 = dspark__now();
+    dspark_status st = DSPARK_OK;
+    memset(&d->times, 0, sizeof d->times);
+    unsigned env = dspark__fpenv_enter();
+    for (size_t i = 0; st == DSPARK_OK && i < n; i += d->plan.max_sequences) {
+        size_t left = n - i;
+        st = run_pass(d, map, in + i, out + i,
+                      left < d->plan.max_sequences ? (uint32_t)left : d->plan.max_sequences, err);
+    }
+    dspark__fpenv_leave(env);
+    d->times.total = dspark__now() - t0;
     return st;
 }
 
@@ -322,21 +339,10 @@ dspark_status dspark__draft(dspark_drafter *d, const dspark_cache_view *view,
                             dspark_error *err)
 {
     dspark__cache_map map;
-    uint64_t t0 = dspark__now();
     dspark__draft_reset(out, n);
-    dspark_status st = dspark__draft_check(d, view, in, out, n, 0, err);
-    if (st == DSPARK_OK) st = dspark__cache_map_init(&map, view, &d->model->config, err);
-    if (st != DSPARK_OK) return st;
-    memset(&d->times, 0, sizeof d->times);
-    unsigned env = dspark__fpenv_enter();
-    for (size_t i = 0; st == DSPARK_OK && i < n; i += d->plan.max_sequences) {
-        size_t left = n - i;
-        st = run_pass(d, &map, in + i, out + i,
-                      left < d->plan.max_sequences ? (uint32_t)left : d->plan.max_sequences, err);
-    }
-    dspark__fpenv_leave(env);
-    d->times.total = dspark__now() - t0;
-    return st;
+    dspark_status st = dspark__cache_map_init(&map, view, &d->model->config, err);
+    if (st == DSPARK_OK) st = dspark__draft_check(d, &map, in, out, n, 0, err);
+    return st == DSPARK_OK ? dspark__draft_run(d, &map, in, out, n, err) : st;
 }
 
 /* ---- the LM head alone ---- */

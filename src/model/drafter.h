@@ -35,10 +35,14 @@ dspark_status dspark__draft(dspark_drafter *d, const dspark_cache_view *cache,
                             dspark_error *err);
 /* Outputs as they are before a draft. */
 void dspark__draft_reset(dspark_draft_output *out, size_t n);
-/* The checks of dspark__draft alone; `first` is the number of in[0] in messages. */
-dspark_status dspark__draft_check(const dspark_drafter *d, const dspark_cache_view *view,
+/* dspark__draft in its two halves, for callers with inputs of their own making. All inputs are checked
+ * (`first` is the number of in[0] in messages) before the first is run. */
+dspark_status dspark__draft_check(const dspark_drafter *d, const dspark__cache_map *map,
                                   const dspark_draft_input *in, const dspark_draft_output *out, size_t n,
                                   size_t first, dspark_error *err);
+dspark_status dspark__draft_run(dspark_drafter *d, const dspark__cache_map *map,
+                                const dspark_draft_input *in, dspark_draft_output *out, size_t n,
+                                dspark_error *err);
 dspark_status dspark__head_logits(dspark_drafter *d, const void *hidden, size_t stride, size_t n,
                                   uint16_t *logits, dspark_error *err);
 

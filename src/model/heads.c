@@ -46,11 +46,6 @@ static size_t confidence_elements(const dspark_config *c)
     return (size_t)c->hidden_size + c->markov_rank;
 }
 
-static int times(size_t *r, size_t a, size_t b, size_t c)
-{
-    return dspark__mul_size(a, b, r) && dspark__mul_size(*r, c, r);
-}
-
 int dspark__heads_plan(dspark__heads_layout *out, const dspark_config *c, uint32_t n_sequences,
                        uint32_t n_threads)
 {
@@ -58,14 +53,14 @@ int dspark__heads_plan(dspark__heads_layout *out, const dspark_config *c, uint32
     memset(out, 0, sizeof *out);
     out->n_sequences = n_sequences;
     out->n_threads = n_threads;
-    if (!times(&m, n_sequences, c->block_size, 1) ||
-        !times(&s[DSPARK__HEADS_LOGITS], m, c->vocab_size, 2) ||
-        !times(&s[DSPARK__HEADS_BIAS], n_sequences, c->vocab_size, 2) ||
-        !times(&s[DSPARK__HEADS_STATE], n_sequences, state_elements(c) + confidence_elements(c), 2) ||
-        !times(&s[DSPARK__HEADS_PROBS], c->vocab_size, sizeof(float), 1))
+    if (!dspark__mul3_size(n_sequences, c->block_size, 1, &m) ||
+        !dspark__mul3_size(m, c->vocab_size, 2, &s[DSPARK__HEADS_LOGITS]) ||
+        !dspark__mul3_size(n_sequences, c->vocab_size, 2, &s[DSPARK__HEADS_BIAS]) ||
+        !dspark__mul3_size(n_sequences, state_elements(c) + confidence_elements(c), 2, &s[DSPARK__HEADS_STATE]) ||
+        !dspark__mul3_size(c->vocab_size, sizeof(float), 1, &s[DSPARK__HEADS_PROBS]))
         return 0;
     out->scratch_bytes = (dspark__merged_linear_scratch(m) + 63) / 64 * 64;
-    if (!times(&s[DSPARK__HEADS_SCRATCH], out->scratch_bytes, n_threads, 1)) return 0;
+    if (!dspark__mul3_size(out->scratch_bytes, n_threads, 1, &s[DSPARK__HEADS_SCRATCH])) return 0;
     return dspark__workspace_total(s, DSPARK__HEADS_VIEWS, &total);
 }
 
@@ -76,13 +71,6 @@ static state_row state_of(const dspark__heads *h, size_t seq)
     uint16_t *at = (uint16_t *)h->views[DSPARK__HEADS_STATE] +
                    seq * (state_elements(c) + confidence_elements(c));
     return (state_row){at, at + r, at + 2 * r, at + 3 * r, at + 3 * r + mix_width(c)};
-}
-
-static void lap(uint64_t *where, uint64_t *t0)
-{
-    uint64_t t = dspark__now();
-    *where += t - *t0;
-    *t0 = t;
 }
 
 /* ---- the largest of logits + bias, sliced among the threads ---- */
@@ -119,7 +107,7 @@ static size_t find_largest(const dspark__heads *h, const uint16_t *logits, const
     float value = 0;
     atomic_init(&j.next, 0);
     dspark__threads_run(h->threads, argmax_task, &j,
-                        dspark__work_threads(h->threads, units, (double)j.vocab * 4));
+                        dspark__threads_worth(h->threads, units, (double)j.vocab * 4));
     for (size_t unit = 0; unit < units; unit++) {
         if (j.at[unit] == DSPARK__NO_ARGMAX) return DSPARK__NO_ARGMAX;
         if (best != DSPARK__NO_ARGMAX && !(j.best[unit] > value)) continue;
@@ -330,24 +318,24 @@ void dspark__heads_run(const dspark__heads *h)
         dspark__heads_logits(h, h->hidden, (size_t)c->hidden_size * 2, (size_t)h->n * c->block_size,
                              h->views[DSPARK__HEADS_LOGITS]);
     }
-    lap(&h->times->lm_head, &t0);
+    dspark__lap(&h->times->lm_head, &t0);
     for (step = 0; step < most; step++) {
         uint16_t *bias = NULL;
         if (c->markov_type != DSPARK_MARKOV_NONE) {
             markov_step(h, step, prev);
             bias = h->views[DSPARK__HEADS_BIAS];
         }
-        lap(&h->times->markov, &t0);
+        dspark__lap(&h->times->markov, &t0);
         for (i = 0; i < h->n; i++)
             if (is_drafting(h, i, step)) run_confidence(h, i, step);
-        lap(&h->times->confidence, &t0);
+        dspark__lap(&h->times->confidence, &t0);
         for (i = 0; i < h->n; i++) {
             if (!is_drafting(h, i, step)) continue;
             choose(h, i, step, bias ? bias + (size_t)i * c->vocab_size : NULL);
             if (h->out[i].status == DSPARK_OK)
                 prev[i] = h->in[i].forced ? h->in[i].forced[step] : h->out[i].tokens[step];
         }
-        lap(&h->times->sample, &t0);
+        dspark__lap(&h->times->sample, &t0);
     }
     for (i = 0; i < h->n; i++)
         if (h->out[i].status == DSPARK_OK) h->out[i].n_tokens = h->n_tokens[i];

@@ -6,9 +6,6 @@
 
 /* Panels of one unit: a kernel streams them side by side when there are few rows. */
 #define UNIT_PANELS 3u
-/* As in context_stages.c: one more thread is worth it for about this many multiply-adds. */
-#define WORK_OF_A_THREAD 2.5e5
-
 typedef struct job {
     const dspark__kern *kern;
     const dspark__linear *linears;
@@ -46,14 +43,6 @@ static void run_task(void *arg, size_t worker)
     }
 }
 
-size_t dspark__work_threads(const dspark__threads *threads, size_t n_units, double work)
-{
-    size_t n = dspark__threads_count(threads);
-    if (n > n_units) n = n_units;
-    if ((double)n > 1 + work / WORK_OF_A_THREAD) n = 1 + (size_t)(work / WORK_OF_A_THREAD);
-    return n;
-}
-
 void dspark__linears_run(dspark__threads *threads, const dspark__kern *kern,
                          const dspark__linear *linears, uint32_t n_linears, size_t n_rows,
                          void *scratch, size_t scratch_bytes)
@@ -67,5 +56,5 @@ void dspark__linears_run(dspark__threads *threads, const dspark__kern *kern,
         work += (double)n_rows * linears[i].ml->shards[linears[i].shard].rows * linears[i].ml->k;
     }
     atomic_init(&j.next, 0);
-    dspark__threads_run(threads, run_task, &j, dspark__work_threads(threads, units, work));
+    dspark__threads_run(threads, run_task, &j, dspark__threads_worth(threads, units, work));
 }

@@ -9,11 +9,6 @@
 #include "base/workspace.h"
 #include "model/merged_linear.h"
 
-static int times(size_t *r, size_t a, size_t b, size_t c)
-{
-    return dspark__mul_size(a, b, r) && dspark__mul_size(*r, c, r);
-}
-
 /* Fill sizes for m rows; 0 when something overflows. */
 static int count(dspark__layout *out, const dspark_config *c, const dspark_context_opts *o,
                  uint32_t m)
@@ -25,27 +20,27 @@ static int count(dspark__layout *out, const dspark_config *c, const dspark_conte
     memset(out, 0, sizeof *out);
     out->max_tokens = m;
     out->n_threads = o->n_threads;
-    if (c->fc_norm && (!times(&s[DSPARK__VIEW_TAPS], m, c->n_taps, (size_t)c->tap_width * 2)))
+    if (c->fc_norm && (!dspark__mul3_size(m, c->n_taps, (size_t)c->tap_width * 2, &s[DSPARK__VIEW_TAPS])))
         return 0;
-    if (!times(&s[DSPARK__VIEW_STATES], m, c->hidden_size, 2)) return 0;
+    if (!dspark__mul3_size(m, c->hidden_size, 2, &s[DSPARK__VIEW_STATES])) return 0;
     switch (o->path) {
     case DSPARK_PATH_PER_LAYER:
-        if (!times(&s[DSPARK__VIEW_ENTRIES], m, width, 2)) return 0;
+        if (!dspark__mul3_size(m, width, 2, &s[DSPARK__VIEW_ENTRIES])) return 0;
         break;
     case DSPARK_PATH_FULL:
-        if (!times(&s[DSPARK__VIEW_ENTRIES], m, width + c->q_lora_rank, 2)) return 0;
+        if (!dspark__mul3_size(m, width + c->q_lora_rank, 2, &s[DSPARK__VIEW_ENTRIES])) return 0;
         break;
     default:
-        if (!times(&a, split * c->n_layers, width, 2) || !times(&b, (size_t)DSPARK__TILE_ROWS * o->n_threads, width, 2))
+        if (!dspark__mul3_size(split * c->n_layers, width, 2, &a) || !dspark__mul3_size((size_t)DSPARK__TILE_ROWS * o->n_threads, width, 2, &b))
             return 0;
         s[DSPARK__VIEW_ENTRIES] = a > b || m <= DSPARK__SPLIT_ROWS ? a : b;
     }
     out->scratch_bytes = dspark__merged_linear_scratch(tile);
-    if (!times(&s[DSPARK__VIEW_SCRATCH], out->scratch_bytes, o->n_threads, 1)) return 0;
-    if (!times(&s[DSPARK__VIEW_ROPE], m, c->qk_rope_head_dim, sizeof(float))) return 0;
+    if (!dspark__mul3_size(out->scratch_bytes, o->n_threads, 1, &s[DSPARK__VIEW_SCRATCH])) return 0;
+    if (!dspark__mul3_size(m, c->qk_rope_head_dim, sizeof(float), &s[DSPARK__VIEW_ROPE])) return 0;
     out->slot_table = 16;
     while (out->slot_table < 2 * (size_t)m) out->slot_table *= 2;
-    if (!times(&s[DSPARK__VIEW_SLOTS], out->slot_table, sizeof(int64_t), 1)) return 0;
+    if (!dspark__mul3_size(out->slot_table, sizeof(int64_t), 1, &s[DSPARK__VIEW_SLOTS])) return 0;
     return dspark__workspace_total(s, DSPARK__VIEW_COUNT, &out->total);
 }
 

@@ -139,16 +139,19 @@ dspark_status dspark__sessions_draft(dspark_session *const *s, dspark_drafter *d
                                      dspark_error *err)
 {
     dspark_draft_input local[CHUNK_SESSIONS];
+    dspark__cache_map map;
     dspark_status st = check_draft(s, d, n, err);
     dspark__draft_reset(out, n);
+    if (st != DSPARK_OK || n == 0) return st;
+    st = dspark__cache_map_init(&map, &s[0]->pool->view, &s[0]->pool->model->config, err);
     for (size_t i = 0; st == DSPARK_OK && i < n; i++) {
         describe(s[i], &in[i], local);
-        st = dspark__draft_check(d, &s[0]->pool->view, local, &out[i], 1, i, err);
+        st = dspark__draft_check(d, &map, local, &out[i], 1, i, err);
     }
     for (size_t i = 0; st == DSPARK_OK && i < n; i += CHUNK_SESSIONS) {
         size_t m = n - i < CHUNK_SESSIONS ? n - i : CHUNK_SESSIONS;
         for (size_t k = 0; k < m; k++) describe(s[i + k], &in[i + k], &local[k]);
-        st = dspark__draft(d, &s[0]->pool->view, local, out + i, m, err);
+        st = dspark__draft_run(d, &map, local, out + i, m, err);
         for (size_t k = 0; st == DSPARK_OK && k < m; k++) {
             s[i + k]->drafted = out[i + k].status == DSPARK_OK;
             s[i + k]->draft_position = s[i + k]->length;
