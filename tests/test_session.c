@@ -22,72 +22,6 @@ static dspark_error err;
 #define must(call) check((call), DSPARK_OK, &err)
 #define refused(call, status) check((call), (status), &err)
 
-static dspark_session *open_session(dspark_pool *pool)
-{
-    dspark_session *s = NULL;
-    must(dspark_session_open(&s, pool, &err));
-    return s;
-}
-
-static dspark_draft_input input(int64_t anchor)
-{
-    dspark_draft_input in;
-    dspark_draft_input_init(&in);
-    in.anchor = anchor;
-    return in;
-}
-
-static drafted *draft(const drafts *t, dspark_session *s, dspark_drafter *d, int64_t anchor)
-{
-    drafted *r = drafted_new(t);
-    dspark_draft_input in = input(anchor);
-    must(dspark_session_draft(s, d, &in, &r->out, &err));
-    assert_int_equal(r->out.status, DSPARK_OK);
-    return r;
-}
-
-/* The same through the host's own cache: n rows in blocks of 16, in order. */
-static drafted *raw_draft(const drafts *t, dspark_drafter *d, dspark_cache_dtype dtype, size_t n,
-                          int64_t anchor)
-{
-    dspark_cache *cache = NULL;
-    int64_t *numbers = calloc(n + 1, sizeof *numbers);
-    dspark_batch b;
-    drafted *r = drafted_new(t);
-    dspark_draft_input in = input(anchor);
-    assert_non_null(numbers);
-    for (size_t i = 0; i < n; i++) numbers[i] = (int64_t)i;
-    must(dspark_cache_create(&cache, t->model, dtype, 16, n / 16 + 1, NULL, &err));
-    dspark_batch_init(&b);
-    b.n_tokens = n;
-    b.taps = t->taps;
-    b.positions = b.slots = numbers;
-    must(dspark_context_run(dspark_drafter_context(d), &b, dspark_cache_get_view(cache), NULL, &err));
-    in.position = (int64_t)n;
-    in.n_context = n;
-    in.slots = numbers;
-    must(dspark_draft(d, dspark_cache_get_view(cache), &in, &r->out, 1, &err));
-    assert_int_equal(r->out.status, DSPARK_OK);
-    free(numbers);
-    dspark_cache_free(cache);
-    return r;
-}
-
-/* A session's draft is that of n fresh rows, and harms nothing. */
-static void expect_fresh(const drafts *t, dspark_session *s, dspark_drafter *d, size_t n)
-{
-    drafted *got = draft(t, s, d, 5), *want = raw_draft(t, d, DSPARK_CACHE_BF16, n, 5);
-    assert_int_equal(dspark_session_length(s), n);
-    drafted_same(t, got, want);
-    drafted_free(got);
-    drafted_free(want);
-}
-
-static uint64_t free_blocks(dspark_pool *p)
-{
-    return dspark_pool_get_info(p).free_blocks;
-}
-
 /* ---- equal to the host's own cache ---- */
 
 static void test_paging(void **state)
@@ -99,17 +33,17 @@ static void test_paging(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 2, 1);
     for (int dtype = DSPARK_CACHE_BF16; dtype <= DSPARK_CACHE_FP8_E5M2; dtype++) {
-        drafted *want = raw_draft(&t, d, (dspark_cache_dtype)dtype, 228, 7);
+        drafted *want = drafts_raw(&t, d, (dspark_cache_dtype)dtype, 228, 7);
         for (size_t i = 0; i < 4; i++) {
             dspark_pool *p = drafts_pool(&t, (dspark_cache_dtype)dtype, sizes[i], 600, 3);
-            dspark_session *other = open_session(p), *s = open_session(p);
+            dspark_session *other = drafts_session(p), *s = drafts_session(p);
             uint64_t at = 0;
             for (size_t k = 0; k < 5; k++) { /* blocks of the two alternate */
                 drafts_append(&t, s, d, at, steps[k]);
                 drafts_append(&t, other, d, k * 3, 3);
                 at += steps[k];
             }
-            drafted *got = draft(&t, s, d, 7);
+            drafted *got = drafts_draft(&t, s, d, 7);
             drafted_same(&t, got, want);
             drafted_free(got);
             dspark_pool_free(p); /* closes its sessions */
@@ -130,7 +64,7 @@ static void test_long_append(void **state)
     assert_int_not_equal(t.c->tap_width, t.c->hidden_size);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 40, 1);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     const size_t n = 257, stride = t.taps_width * 2 + 6;
     unsigned char *rows = malloc(n * stride);
     assert_non_null(rows);
@@ -138,11 +72,11 @@ static void test_long_append(void **state)
     for (size_t i = 0; i < n; i++) memcpy(rows + i * stride, t.taps + i * t.taps_width, t.taps_width * 2);
     must(dspark_session_append(s, d, 0, rows, t.taps_width, stride, n, &err));
     free(rows);
-    expect_fresh(&t, s, d, n);
+    drafts_expect_fresh(&t, s, d, n);
     dspark_session_close(s);
-    s = open_session(p);
+    s = drafts_session(p);
     drafts_append(&t, s, d, 0, 65); /* the workspace has 64 rows */
-    expect_fresh(&t, s, d, 65);
+    drafts_expect_fresh(&t, s, d, 65);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -171,9 +105,9 @@ static void test_capacity_is_not_workspace(void **state)
     po.n_blocks = 8;
     po.max_length = 1048576;
     must(dspark_pool_create(&p, t.model, &po, &err));
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 300);
-    expect_fresh(&t, s, d, 300);
+    drafts_expect_fresh(&t, s, d, 300);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -195,12 +129,12 @@ static void test_together(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 2, 8);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 4, 400, N);
     for (size_t i = 0; i < N; i++) {
-        s[i] = open_session(p);
+        s[i] = drafts_session(p);
         drafts_append(&t, s[i], d, 0, i % 5 * 7);
-        in[i] = input((int64_t)i);
+        in[i] = drafts_input((int64_t)i);
     }
     s[N] = s[3];
-    in[N] = input(50);
+    in[N] = drafts_input(50);
     for (size_t i = 0; i <= N; i++) r[i] = drafted_new(&t), out[i] = r[i]->out;
     /* All are checked before any is drafted. */
     in[N].anchor = -1;
@@ -215,7 +149,7 @@ static void test_together(void **state)
     must(dspark_sessions_draft(s, d, in, out, N + 1, &err));
     for (size_t i = 0; i <= N; i++) {
         r[i]->out = out[i];
-        solo = draft(&t, s[i], d, in[i].anchor);
+        solo = drafts_draft(&t, s[i], d, in[i].anchor);
         drafted_same(&t, r[i], solo);
         drafted_free(solo);
         drafted_free(r[i]);
@@ -233,23 +167,23 @@ static void test_fork(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 10, 2);
-    dspark_session *a = open_session(p);
+    dspark_session *a = drafts_session(p);
     drafts_append(&t, a, d, 0, 40);
     must(dspark_session_fork(&b, a, &err));
-    assert_int_equal(free_blocks(p), 7); /* nothing copied yet */
+    assert_int_equal(drafts_free_blocks(p), 7); /* nothing copied yet */
     /* The fork goes on with other rows, in the block that was shared. */
     must(dspark_session_append(b, d, 40, t.taps, t.taps_width, 0, 20, &err));
-    assert_int_equal(free_blocks(p), 5);
-    expect_fresh(&t, a, d, 40);
+    assert_int_equal(drafts_free_blocks(p), 5);
+    drafts_expect_fresh(&t, a, d, 40);
     drafts_append(&t, a, d, 40, 30);
-    expect_fresh(&t, a, d, 70);
+    drafts_expect_fresh(&t, a, d, 70);
     must(dspark_session_rewind(b, 40, &err));
-    expect_fresh(&t, b, d, 40);
+    drafts_expect_fresh(&t, b, d, 40);
     drafts_append(&t, b, d, 40, 3);
     dspark_session_close(a);
-    expect_fresh(&t, b, d, 43); /* blocks that it shared outlive the other */
+    drafts_expect_fresh(&t, b, d, 43); /* blocks that it shared outlive the other */
     dspark_session_close(b);
-    assert_int_equal(free_blocks(p), 10);
+    assert_int_equal(drafts_free_blocks(p), 10);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -262,17 +196,17 @@ static void test_rewind(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 1);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 20);
     for (uint64_t keep = 0; keep <= 20; keep += 4) {
         /* Wrong rows from `keep` on, then the right ones. */
         must(dspark_session_rewind(s, keep, &err));
         must(dspark_session_append(s, d, keep, t.taps + 300 * t.taps_width, t.taps_width, 0, 60, &err));
         must(dspark_session_rewind(s, keep, &err));
-        expect_fresh(&t, s, d, keep);
+        drafts_expect_fresh(&t, s, d, keep);
         drafts_append(&t, s, d, keep, 33 - keep);
-        expect_fresh(&t, s, d, 33);
-        assert_int_equal(free_blocks(p), 5);
+        drafts_expect_fresh(&t, s, d, 33);
+        assert_int_equal(drafts_free_blocks(p), 5);
         must(dspark_session_rewind(s, 20, &err));
     }
     refused(dspark_session_rewind(s, 21, &err), DSPARK_ERANGE);
@@ -290,16 +224,16 @@ static void test_reused_blocks(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 4, 1);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 40);
     dspark_session_close(s);
     for (uint32_t l = 0; l < p->view.n_layers; l++)
         memset(p->layers[l], 0xff, p->entry_bytes * 16 * 4); /* NaN */
-    s = open_session(p);
+    s = drafts_session(p);
     assert_int_equal(dspark_session_length(s), 0);
-    expect_fresh(&t, s, d, 0);
+    drafts_expect_fresh(&t, s, d, 0);
     drafts_append(&t, s, d, 0, 3);
-    expect_fresh(&t, s, d, 3);
+    drafts_expect_fresh(&t, s, d, 3);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -316,7 +250,7 @@ static void test_append_rules(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_drafter *foreign = drafts_drafter(&other, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 4, 2);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     const size_t w = t.taps_width;
     drafts_append(&t, s, d, 0, 10);
     /* B80: the same again, a gap. */
@@ -334,7 +268,7 @@ static void test_append_rules(void **state)
     refused(dspark_session_append(NULL, d, 10, t.taps, w, 0, 1, &err), DSPARK_EINVAL);
     refused(dspark_session_append(s, d, 10, t.taps, w, 0, SIZE_MAX / 2, &err), DSPARK_ENOSPACE);
     must(dspark_session_append(s, d, 10, NULL, w, 0, 0, &err));
-    expect_fresh(&t, s, d, 10);
+    drafts_expect_fresh(&t, s, d, 10);
     /* A NaN far behind: nothing of its chunk counts, no block is kept. */
     uint16_t *rows = malloc(30 * w * 2);
     assert_non_null(rows);
@@ -342,10 +276,10 @@ static void test_append_rules(void **state)
     rows[29 * w + 3] = 0x7fc1;
     refused(dspark_session_append(s, d, 10, rows, w, 0, 30, &err), DSPARK_ENONFINITE);
     free(rows);
-    assert_int_equal(free_blocks(p), 3);
-    expect_fresh(&t, s, d, 10);
+    assert_int_equal(drafts_free_blocks(p), 3);
+    drafts_expect_fresh(&t, s, d, 10);
     drafted *r = drafted_new(&t);
-    dspark_draft_input in = input(1);
+    dspark_draft_input in = drafts_input(1);
     refused(dspark_session_draft(s, foreign, &in, &r->out, &err), DSPARK_EINVAL);
     assert_true(drafted_untouched(&t, r));
     drafted_free(r);
@@ -366,22 +300,22 @@ static void test_full_pool(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 4, 2);
-    dspark_session *a = open_session(p);
+    dspark_session *a = drafts_session(p);
     const size_t w = t.taps_width;
     drafts_append(&t, a, d, 0, 40); /* 3 of 4 */
     must(dspark_session_fork(&b, a, &err));
     refused(dspark_session_append(b, d, 40, t.taps + 40 * w, w, 0, 9, &err), DSPARK_ENOSPACE); /* 1 + copy */
-    assert_int_equal(free_blocks(p), 1);
-    expect_fresh(&t, b, d, 40);
+    assert_int_equal(drafts_free_blocks(p), 1);
+    drafts_expect_fresh(&t, b, d, 40);
     drafts_append(&t, b, d, 40, 8); /* the copy alone */
-    assert_int_equal(free_blocks(p), 0);
+    assert_int_equal(drafts_free_blocks(p), 0);
     refused(dspark_session_append(b, d, 48, t.taps + 48 * w, w, 0, 1, &err), DSPARK_ENOSPACE);
-    expect_fresh(&t, b, d, 48);
-    expect_fresh(&t, a, d, 40);
+    drafts_expect_fresh(&t, b, d, 48);
+    drafts_expect_fresh(&t, a, d, 40);
     dspark_session_close(a);
-    assert_int_equal(free_blocks(p), 1);
+    assert_int_equal(drafts_free_blocks(p), 1);
     drafts_append(&t, b, d, 48, 16);
-    expect_fresh(&t, b, d, 64);
+    drafts_expect_fresh(&t, b, d, 64);
     refused(dspark_session_append(b, d, 64, t.taps + 64 * w, w, 0, 1, &err), DSPARK_ENOSPACE);
     dspark_pool_free(p);
     dspark_drafter_free(d);
@@ -397,7 +331,7 @@ static void test_session_count(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 3);
-    for (size_t i = 0; i < 3; i++) drafts_append(&t, s[i] = open_session(p), d, 0, i + 2);
+    for (size_t i = 0; i < 3; i++) drafts_append(&t, s[i] = drafts_session(p), d, 0, i + 2);
     refused(dspark_session_open(&more, p, &err), DSPARK_ENOSPACE);
     assert_null(more);
     refused(dspark_session_fork(&more, s[0], &err), DSPARK_ENOSPACE);
@@ -407,7 +341,7 @@ static void test_session_count(void **state)
     dspark_session_close(s[1]);
     dspark_session_close(NULL);
     drafted *r = drafted_new(&t);
-    dspark_draft_input in = input(1);
+    dspark_draft_input in = drafts_input(1);
     refused(dspark_session_draft(s[1], d, &in, &r->out, &err), DSPARK_EINVAL);
     assert_true(drafted_untouched(&t, r));
     drafted_free(r);
@@ -415,9 +349,9 @@ static void test_session_count(void **state)
     refused(dspark_session_rewind(s[1], 0, &err), DSPARK_EINVAL);
     refused(dspark_session_accept(s[1], 0, &err), DSPARK_EINVAL);
     refused(dspark_session_save(s[1], tmpdir_path(t.dir, "closed.st"), &err), DSPARK_EINVAL);
-    expect_fresh(&t, s[0], d, 2);
-    expect_fresh(&t, s[2], d, 4);
-    assert_int_equal(free_blocks(p), 6);
+    drafts_expect_fresh(&t, s[0], d, 2);
+    drafts_expect_fresh(&t, s[2], d, 4);
+    assert_int_equal(drafts_free_blocks(p), 6);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -431,19 +365,19 @@ static void test_accept(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 4, 40, 1);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     uint64_t length = 6, accepted[8] = {0};
     drafts_append(&t, s, d, 0, 6);
     refused(dspark_session_accept(s, 0, &err), DSPARK_EINVAL); /* nothing drafted */
     for (uint32_t n = 0; n <= 7; n++) {
-        drafted_free(draft(&t, s, d, 9));
+        drafted_free(drafts_draft(&t, s, d, 9));
         refused(dspark_session_accept(s, 8, &err), DSPARK_EINVAL);
         refused(dspark_session_accept(s, n, &err), DSPARK_EINVAL); /* rows are missing */
         drafts_append(&t, s, d, length, 8);
         must(dspark_session_accept(s, n, &err));
         refused(dspark_session_accept(s, n, &err), DSPARK_EINVAL); /* twice */
         length += 1 + n;
-        expect_fresh(&t, s, d, (size_t)length);
+        drafts_expect_fresh(&t, s, d, (size_t)length);
         must(dspark_session_rewind(s, length, &err)); /* forgets expect_fresh's draft */
         refused(dspark_session_accept(s, 0, &err), DSPARK_EINVAL);
         for (uint32_t k = 0; k < n; k++) accepted[k]++;
@@ -471,23 +405,23 @@ static void test_no_leak(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 1, 12, 2);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 4);
     for (int i = 0; i < rounds; i++) {
         drafts_append(&t, s, d, 4, 8);
-        assert_int_equal(free_blocks(p), 0);
+        assert_int_equal(drafts_free_blocks(p), 0);
         if (i % 50 == 0) {
-            drafted_free(draft(&t, s, d, 3));
+            drafted_free(drafts_draft(&t, s, d, 3));
             must(dspark_session_fork(&b, s, &err));
             refused(dspark_session_append(b, d, 12, t.taps, t.taps_width, 0, 1, &err), DSPARK_ENOSPACE);
             dspark_session_close(b);
         }
         must(dspark_session_rewind(s, 4, &err));
-        assert_int_equal(free_blocks(p), 8);
+        assert_int_equal(drafts_free_blocks(p), 8);
     }
-    expect_fresh(&t, s, d, 4);
+    drafts_expect_fresh(&t, s, d, 4);
     dspark_session_close(s);
-    assert_int_equal(free_blocks(p), 12);
+    assert_int_equal(drafts_free_blocks(p), 12);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);
@@ -502,12 +436,12 @@ static void test_end_of_model(void **state)
     drafts_open(&t, settings, 2);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 0, 1);
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     assert_int_equal(dspark_pool_get_info(p).max_length, 64);
     drafts_append(&t, s, d, 0, 58);
     for (uint32_t left = 5; left <= 5; left--) {
         drafted *r = drafted_new(&t);
-        dspark_draft_input in = input(1);
+        dspark_draft_input in = drafts_input(1);
         must(dspark_session_draft(s, d, &in, &r->out, &err));
         assert_int_equal(r->out.n_tokens, left);
         assert_int_equal(r->out.status, left ? DSPARK_OK : DSPARK_ERANGE);
@@ -517,7 +451,7 @@ static void test_end_of_model(void **state)
     }
     /* Full: no position for an anchor. */
     drafted *r = drafted_new(&t);
-    dspark_draft_input in = input(1);
+    dspark_draft_input in = drafts_input(1);
     refused(dspark_session_draft(s, d, &in, &r->out, &err), DSPARK_ERANGE);
     assert_true(drafted_untouched(&t, r));
     drafted_free(r);
@@ -628,9 +562,9 @@ static void test_nothing_allocated(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 2, 2);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 64, 3);
     drafted *r = drafted_new(&t);
-    dspark_draft_input in = input(1);
+    dspark_draft_input in = drafts_input(1);
     oom_count_start();
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     for (uint64_t i = 0; i < 5; i++) {
         drafts_append(&t, s, d, dspark_session_length(s), 70);
         must(dspark_session_draft(s, d, &in, &r->out, &err));
@@ -694,7 +628,7 @@ static void *work(void *arg)
     dspark_error e;
     dspark_drafter_opts o;
     dspark_drafter *d = NULL;
-    dspark_draft_input in = input((int64_t)w->id);
+    dspark_draft_input in = drafts_input((int64_t)w->id);
     dspark_drafter_opts_init(&o);
     o.n_threads = 2;
     w->failed = dspark_drafter_create(&d, t->model, &o, &e) != DSPARK_OK;
@@ -721,7 +655,7 @@ static void test_threads(void **state)
     drafts_open(&t, NULL, 0);
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 8, 60, 2 * N_THREADS + 1);
-    dspark_session *past = open_session(p);
+    dspark_session *past = drafts_session(p);
     drafts_append(&t, past, d, 0, 21);
     for (size_t i = 0; i < N_THREADS; i++) {
         w[i] = (worker){.t = &t, .pool = p, .id = i, .result = drafted_new(&t)};
@@ -731,15 +665,15 @@ static void test_threads(void **state)
     for (size_t i = 0; i < N_THREADS; i++) pthread_join(id[i], NULL);
     for (size_t i = 0; i < N_THREADS; i++) {
         assert_false(w[i].failed);
-        drafted *want = raw_draft(&t, d, DSPARK_CACHE_BF16, 31 + i, (int64_t)i);
+        drafted *want = drafts_raw(&t, d, DSPARK_CACHE_BF16, 31 + i, (int64_t)i);
         drafted_same(&t, w[i].result, want);
         drafted_free(want);
         drafted_free(w[i].result);
         dspark_session_close(w[i].past);
     }
-    expect_fresh(&t, past, d, 21);
+    drafts_expect_fresh(&t, past, d, 21);
     dspark_session_close(past);
-    assert_int_equal(free_blocks(p), 60);
+    assert_int_equal(drafts_free_blocks(p), 60);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);

@@ -20,72 +20,6 @@ static dspark_error err;
 #define must(call) check((call), DSPARK_OK, &err)
 #define refused(call, status) check((call), (status), &err)
 
-static dspark_session *open_session(dspark_pool *pool)
-{
-    dspark_session *s = NULL;
-    must(dspark_session_open(&s, pool, &err));
-    return s;
-}
-
-static dspark_draft_input input(int64_t anchor)
-{
-    dspark_draft_input in;
-    dspark_draft_input_init(&in);
-    in.anchor = anchor;
-    return in;
-}
-
-static drafted *draft(const drafts *t, dspark_session *s, dspark_drafter *d, int64_t anchor)
-{
-    drafted *r = drafted_new(t);
-    dspark_draft_input in = input(anchor);
-    must(dspark_session_draft(s, d, &in, &r->out, &err));
-    assert_int_equal(r->out.status, DSPARK_OK);
-    return r;
-}
-
-/* The same through the host's own cache: n rows in blocks of 16, in order. */
-static drafted *raw_draft(const drafts *t, dspark_drafter *d, dspark_cache_dtype dtype, size_t n,
-                          int64_t anchor)
-{
-    dspark_cache *cache = NULL;
-    int64_t *numbers = calloc(n + 1, sizeof *numbers);
-    dspark_batch b;
-    drafted *r = drafted_new(t);
-    dspark_draft_input in = input(anchor);
-    assert_non_null(numbers);
-    for (size_t i = 0; i < n; i++) numbers[i] = (int64_t)i;
-    must(dspark_cache_create(&cache, t->model, dtype, 16, n / 16 + 1, NULL, &err));
-    dspark_batch_init(&b);
-    b.n_tokens = n;
-    b.taps = t->taps;
-    b.positions = b.slots = numbers;
-    must(dspark_context_run(dspark_drafter_context(d), &b, dspark_cache_get_view(cache), NULL, &err));
-    in.position = (int64_t)n;
-    in.n_context = n;
-    in.slots = numbers;
-    must(dspark_draft(d, dspark_cache_get_view(cache), &in, &r->out, 1, &err));
-    assert_int_equal(r->out.status, DSPARK_OK);
-    free(numbers);
-    dspark_cache_free(cache);
-    return r;
-}
-
-/* A session's draft is that of n fresh rows, and harms nothing. */
-static void expect_fresh(const drafts *t, dspark_session *s, dspark_drafter *d, size_t n)
-{
-    drafted *got = draft(t, s, d, 5), *want = raw_draft(t, d, DSPARK_CACHE_BF16, n, 5);
-    assert_int_equal(dspark_session_length(s), n);
-    drafted_same(t, got, want);
-    drafted_free(got);
-    drafted_free(want);
-}
-
-static uint64_t free_blocks(dspark_pool *p)
-{
-    return dspark_pool_get_info(p).free_blocks;
-}
-
 /* ---- snapshots ---- */
 
 static void test_snapshot(void **state)
@@ -99,13 +33,13 @@ static void test_snapshot(void **state)
             const char *path = tmpdir_path(t.dir, "session.st");
             dspark_pool *p = drafts_pool(&t, (dspark_cache_dtype)dtype, 16, 8, 1);
             dspark_pool *q = drafts_pool(&t, (dspark_cache_dtype)dtype, 5, 20, 1); /* other paging */
-            dspark_session *s = open_session(p), *again = NULL;
+            dspark_session *s = drafts_session(p), *again = NULL;
             drafts_append(&t, s, d, 0, n);
             must(dspark_session_save(s, path, &err));
             must(dspark_session_load(&again, q, path, &err));
             assert_int_equal(dspark_session_length(again), n);
             for (int more = 0; more < 2; more++) {
-                drafted *a = draft(&t, s, d, 8), *b = draft(&t, again, d, 8);
+                drafted *a = drafts_draft(&t, s, d, 8), *b = drafts_draft(&t, again, d, 8);
                 drafted_same(&t, a, b);
                 drafted_free(a);
                 drafted_free(b);
@@ -126,7 +60,7 @@ static void load_refused(dspark_pool *p, const char *path, dspark_status status)
     dspark_session *s = (void *)p;
     refused(dspark_session_load(&s, p, path, &err), status);
     assert_null(s);
-    assert_int_equal(free_blocks(p), dspark_pool_get_info(p).n_blocks);
+    assert_int_equal(drafts_free_blocks(p), dspark_pool_get_info(p).n_blocks);
     assert_int_equal(dspark_pool_get_info(p).open_sessions, 0);
 }
 
@@ -145,7 +79,7 @@ static void test_foreign_snapshots(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_FP8_E4M3, 16, 8, 1);
     const char *path = tmpdir_path(t.dir, "session.st");
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 20);
     must(dspark_session_save(s, path, &err));
     dspark_session_close(s);
@@ -171,7 +105,7 @@ static void test_foreign_snapshots(void **state)
     load_refused(q, path, DSPARK_EMODEL);
     dspark_pool_free(q);
     load_refused(p, tmpdir_path(t.dir, "none.st"), DSPARK_EIO);
-    refused(dspark_session_save(s = open_session(p), tmpdir_path(t.dir, "no/such/folder.st"), &err),
+    refused(dspark_session_save(s = drafts_session(p), tmpdir_path(t.dir, "no/such/folder.st"), &err),
             DSPARK_EIO);
     dspark_session_close(s);
     dspark_pool_free(p);
@@ -191,7 +125,7 @@ static void test_broken_snapshots(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 1);
     const char *path = tmpdir_path(t.dir, "session.st"), *bad = tmpdir_path(t.dir, "bad.st");
-    dspark_session *s = open_session(p);
+    dspark_session *s = drafts_session(p);
     drafts_append(&t, s, d, 0, 5);
     must(dspark_session_save(s, path, &err));
     dspark_session_close(s);
@@ -215,7 +149,7 @@ static void test_broken_snapshots(void **state)
         s = NULL;
         if (dspark_session_load(&s, p, bad, &err) == DSPARK_OK) dspark_session_close(s);
         else n_refused++;
-        assert_int_equal(free_blocks(p), 8);
+        assert_int_equal(drafts_free_blocks(p), 8);
         assert_int_equal(dspark_pool_get_info(p).open_sessions, 0);
         bytes[i] ^= 1;
     }
@@ -244,7 +178,7 @@ static void test_oom_snapshot(void **state)
     dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 2);
     const char *path = tmpdir_path(t.dir, "session.st");
-    dspark_session *s = open_session(p), *again = NULL;
+    dspark_session *s = drafts_session(p), *again = NULL;
     drafts_append(&t, s, d, 0, 20);
     const size_t entries = tmpdir_count(t.dir);
     for (n = 1;; n++) {
@@ -263,11 +197,11 @@ static void test_oom_snapshot(void **state)
         if (st == DSPARK_OK) break;
         refused(st, DSPARK_ENOMEM);
         assert_null(again);
-        assert_int_equal(free_blocks(p), 6);
+        assert_int_equal(drafts_free_blocks(p), 6);
         assert_int_equal(dspark_pool_get_info(p).open_sessions, 1);
     }
     assert_true(n > 2);
-    expect_fresh(&t, again, d, 20);
+    drafts_expect_fresh(&t, again, d, 20);
     dspark_pool_free(p);
     dspark_drafter_free(d);
     drafts_close(&t);

@@ -222,3 +222,69 @@ int drafted_untouched(const drafts *t, const drafted *r)
            all_pattern(r->logits, n * vocab * 2) && all_pattern(r->probs, n * vocab * sizeof(float)) &&
            all_pattern(r->hidden, n * t->c->hidden_size * 2);
 }
+
+/* ---- sessions ---- */
+
+dspark_session *drafts_session(dspark_pool *pool)
+{
+    dspark_session *s = NULL;
+    must(dspark_session_open(&s, pool, &err));
+    return s;
+}
+
+dspark_draft_input drafts_input(int64_t anchor)
+{
+    dspark_draft_input in;
+    dspark_draft_input_init(&in);
+    in.anchor = anchor;
+    return in;
+}
+
+drafted *drafts_draft(const drafts *t, dspark_session *s, dspark_drafter *d, int64_t anchor)
+{
+    drafted *r = drafted_new(t);
+    dspark_draft_input in = drafts_input(anchor);
+    must(dspark_session_draft(s, d, &in, &r->out, &err));
+    assert_int_equal(r->out.status, DSPARK_OK);
+    return r;
+}
+
+drafted *drafts_raw(const drafts *t, dspark_drafter *d, dspark_cache_dtype dtype, size_t n,
+                          int64_t anchor)
+{
+    dspark_cache *cache = NULL;
+    int64_t *numbers = calloc(n + 1, sizeof *numbers);
+    dspark_batch b;
+    drafted *r = drafted_new(t);
+    dspark_draft_input in = drafts_input(anchor);
+    assert_non_null(numbers);
+    for (size_t i = 0; i < n; i++) numbers[i] = (int64_t)i;
+    must(dspark_cache_create(&cache, t->model, dtype, 16, n / 16 + 1, NULL, &err));
+    dspark_batch_init(&b);
+    b.n_tokens = n;
+    b.taps = t->taps;
+    b.positions = b.slots = numbers;
+    must(dspark_context_run(dspark_drafter_context(d), &b, dspark_cache_get_view(cache), NULL, &err));
+    in.position = (int64_t)n;
+    in.n_context = n;
+    in.slots = numbers;
+    must(dspark_draft(d, dspark_cache_get_view(cache), &in, &r->out, 1, &err));
+    assert_int_equal(r->out.status, DSPARK_OK);
+    free(numbers);
+    dspark_cache_free(cache);
+    return r;
+}
+
+void drafts_expect_fresh(const drafts *t, dspark_session *s, dspark_drafter *d, size_t n)
+{
+    drafted *got = drafts_draft(t, s, d, 5), *want = drafts_raw(t, d, DSPARK_CACHE_BF16, n, 5);
+    assert_int_equal(dspark_session_length(s), n);
+    drafted_same(t, got, want);
+    drafted_free(got);
+    drafted_free(want);
+}
+
+uint64_t drafts_free_blocks(dspark_pool *p)
+{
+    return dspark_pool_get_info(p).free_blocks;
+}

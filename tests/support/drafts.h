@@ -51,4 +51,18 @@ void drafted_same(const drafts *t, const drafted *a, const drafted *b);
 /* Was the output left alone (but for status and count)? */
 int drafted_untouched(const drafts *t, const drafted *r);
 
+/* ---- sessions ---- */
+
+dspark_session *drafts_session(dspark_pool *pool);
+/* An input with nothing but an anchor. */
+dspark_draft_input drafts_input(int64_t anchor);
+/* A session's draft, which must succeed. */
+drafted *drafts_draft(const drafts *t, dspark_session *s, dspark_drafter *d, int64_t anchor);
+/* The same through the host's own cache: n rows in blocks of 16, in order. */
+drafted *drafts_raw(const drafts *t, dspark_drafter *d, dspark_cache_dtype dtype, size_t n,
+                    int64_t anchor);
+/* A session's draft is that of n fresh rows, and harms nothing. */
+void drafts_expect_fresh(const drafts *t, dspark_session *s, dspark_drafter *d, size_t n);
+uint64_t drafts_free_blocks(dspark_pool *p);
+
 #endif
