@@ -2,12 +2,12 @@
  * entries are made up (attention costs what it costs whatever they say); without a target the LM head and
  * embedding are made up too. */
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
 #include "bench.h"
+#include "drafting.h"
 #include "out.h"
 #include "progress.h"
 
@@ -110,44 +110,28 @@ static dspark_status make_context(draft_bench *b, dspark_error *err)
 
 /* ---- what a stage reads: weights as bf16, and the context's entries ---- */
 
-typedef struct stage {
-    const char *name;
-    size_t offset;   /* of its time in dspark_draft_times */
-    double bytes;
-} stage;
-
-#define N_STAGES 14
-#define STAGE(field, text, n_bytes) {text, offsetof(dspark_draft_times, field), (n_bytes)}
-
-static void list_stages(const draft_bench *b, uint64_t n_context, stage s[N_STAGES])
+static void count_bytes(const draft_bench *b, uint64_t n_context, double bytes[DRAFTING_STAGES])
 {
     const dspark_config *c = b->config;
     const double h = c->hidden_size, l = 2.0 * c->n_layers, heads = c->n_heads, latent = c->kv_lora_rank;
     const double entry = latent + c->qk_rope_head_dim, vocab = c->vocab_size;
-    const stage all[N_STAGES] = {
-        STAGE(embed, "embedding", 2 * h * c->block_size),
-        STAGE(qkv_a, "q_a, kv_a", l * (c->q_lora_rank + entry) * h),
-        STAGE(q_b, "q_b", l * heads * (c->qk_nope_head_dim + c->qk_rope_head_dim) * c->q_lora_rank),
-        STAGE(absorb, "absorb W_UK", l * heads * c->qk_nope_head_dim * latent),
-        STAGE(attention, "attention", l * entry * (double)n_context),
-        STAGE(v_up, "W_UV", l * heads * c->v_head_dim * latent),
-        STAGE(o, "o", l * heads * c->v_head_dim * h),
-        STAGE(gate_up, "gate, up", l * 2 * c->intermediate_size * h),
-        STAGE(down, "down", l * c->intermediate_size * h),
-        STAGE(norms, "norms, RoPE, SwiGLU", 0),
-        STAGE(lm_head, "LM head", 2 * vocab * h),
-        STAGE(markov, "Markov head", 2 * vocab * c->markov_rank * c->block_size),
-        STAGE(confidence, "confidence", 0),
-        STAGE(sample, "choice", 2 * vocab * 2 * c->block_size),
+    const double all[DRAFTING_STAGES] = { /* in the order of drafting_stage_names */
+        2 * h * c->block_size,
+        l * (c->q_lora_rank + entry) * h,
+        l * heads * (c->qk_nope_head_dim + c->qk_rope_head_dim) * c->q_lora_rank,
+        l * heads * c->qk_nope_head_dim * latent,
+        l * entry * (double)n_context,
+        l * heads * c->v_head_dim * latent,
+        l * heads * c->v_head_dim * h,
+        l * 2 * c->intermediate_size * h,
+        l * c->intermediate_size * h,
+        0,
+        2 * vocab * h,
+        2 * vocab * c->markov_rank * c->block_size,
+        0,
+        2 * vocab * 2 * c->block_size,
     };
-    memcpy(s, all, sizeof all);
-}
-
-static uint64_t stage_time(const dspark_draft_times *t, const stage *s)
-{
-    uint64_t ns;
-    memcpy(&ns, (const char *)t + s->offset, sizeof ns);
-    return ns;
+    memcpy(bytes, all, sizeof all);
 }
 
 static int compare_times(const void *a, const void *b)
@@ -156,11 +140,13 @@ static int compare_times(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(const dspark_draft_times *runs, size_t n, const stage *s)
+/* Seconds of a stage, or of the whole block: DRAFTING_STAGES. */
+static double median(dspark_draft_times *runs, size_t n, size_t stage)
 {
     uint64_t times[MAX_REPEATS];
     size_t i;
-    for (i = 0; i < n; i++) times[i] = s ? stage_time(&runs[i], s) : runs[i].total;
+    for (i = 0; i < n; i++)
+        times[i] = stage < DRAFTING_STAGES ? *drafting_stage(&runs[i], stage) : runs[i].total;
     qsort(times, n, sizeof *times, compare_times);
     return (double)times[n / 2] * 1e-9;
 }
@@ -195,17 +181,50 @@ static dspark_status run_context(draft_bench *b, uint64_t n_context, dspark_draf
     return st;
 }
 
-static int print_context(const draft_bench *b, uint64_t n_context, const dspark_draft_times *runs, size_t n,
-                         json_t *list)
+/* Medians and bytes of one context; the last element is the whole block. */
+typedef struct measured {
+    uint64_t n_context;
+    double seconds[DRAFTING_STAGES + 1], bytes[DRAFTING_STAGES + 1];
+} measured;
+
+static void summarise(const draft_bench *b, uint64_t n_context, dspark_draft_times *runs, size_t n,
+                      measured *m)
 {
-    const double total = median(runs, n, NULL);
-    stage stages[N_STAGES];
-    char text[32], size[32];
-    double bytes = 0;
+    size_t i;
+    m->n_context = n_context;
+    count_bytes(b, n_context, m->bytes);
+    m->bytes[DRAFTING_STAGES] = 0;
+    for (i = 0; i <= DRAFTING_STAGES; i++) m->seconds[i] = median(runs, n, i);
+    for (i = 0; i < DRAFTING_STAGES; i++) m->bytes[DRAFTING_STAGES] += m->bytes[i];
+}
+
+static json_t *context_json(const measured *m)
+{
     json_t *o = json_object(), *all = json_array();
+    size_t i;
+    for (i = 0; i < DRAFTING_STAGES; i++) {
+        json_t *one = json_object();
+        out_set(one, "stage", json_string(drafting_stage_names[i]));
+        out_set(one, "seconds", out_real(m->seconds[i]));
+        out_set(one, "bytes", out_real(m->bytes[i]));
+        out_append(all, one);
+    }
+    out_set(o, "context", json_integer((json_int_t)m->n_context));
+    out_set(o, "seconds", out_real(m->seconds[DRAFTING_STAGES]));
+    out_set(o, "bytes", out_real(m->bytes[DRAFTING_STAGES]));
+    out_set(o, "stages", all);
+    return o;
+}
+
+static int print_context(const draft_bench *b, const measured *m)
+{
+    const double total = m->seconds[DRAFTING_STAGES], bytes = m->bytes[DRAFTING_STAGES];
+    char text[32], size[32], more[32];
     out_table t;
     size_t i;
-    list_stages(b, n_context, stages);
+    printf("\ncontext %s: a block of %u in %s, %s read, %.2f of the read probe\n",
+           out_count(text, m->n_context), b->config->block_size, out_seconds(size, total),
+           out_bytes(more, bytes), bytes / total * 1e-9 / b->read_gbs);
     out_table_init(&t, "lrrrrr");
     out_table_cell(&t, "stage");
     out_table_cell(&t, "time");
@@ -213,46 +232,27 @@ static int print_context(const draft_bench *b, uint64_t n_context, const dspark_
     out_table_cell(&t, "bytes");
     out_table_cell(&t, "GB/s");
     out_table_cell(&t, "of read probe");
-    for (i = 0; i < N_STAGES; i++) {
-        double s = median(runs, n, &stages[i]);
-        double gbs = s > 0 ? stages[i].bytes / s * 1e-9 : 0;
-        json_t *one = json_object();
-        bytes += stages[i].bytes;
-        out_table_cell(&t, "%s", stages[i].name);
+    for (i = 0; i < DRAFTING_STAGES; i++) {
+        double s = m->seconds[i], gbs = s > 0 ? m->bytes[i] / s * 1e-9 : 0;
+        out_table_cell(&t, "%s", drafting_stage_names[i]);
         out_table_cell(&t, "%s", out_seconds(text, s));
         out_table_cell(&t, "%.1f %%", 100 * s / total);
-        out_table_cell(&t, "%s", stages[i].bytes > 0 ? out_bytes(size, stages[i].bytes) : "");
-        if (stages[i].bytes > 0) {
+        out_table_cell(&t, "%s", m->bytes[i] > 0 ? out_bytes(size, m->bytes[i]) : "");
+        if (m->bytes[i] > 0) {
             out_table_cell(&t, "%.1f", gbs);
             out_table_cell(&t, "%.2f", gbs / b->read_gbs);
         } else {
             out_table_cell(&t, "%s", "");
             out_table_cell(&t, "%s", "");
         }
-        out_set(one, "stage", json_string(stages[i].name));
-        out_set(one, "seconds", out_real(s));
-        out_set(one, "bytes", out_real(stages[i].bytes));
-        out_append(all, one);
     }
-    out_set(o, "context", json_integer((json_int_t)n_context));
-    out_set(o, "seconds", out_real(total));
-    out_set(o, "bytes", out_real(bytes));
-    out_set(o, "stages", all);
-    out_append(list, o);
-    if (b->args->json) {
-        for (i = 0; i < t.n_cells; i++) free(t.cells[i]);
-        free(t.cells);
-        return EXIT_OK;
-    }
-    printf("\ncontext %s: a block of %u in %s, %s read, %.2f of the read probe\n",
-           out_count(text, n_context), b->config->block_size, out_seconds(size, total),
-           out_bytes((char[32]){0}, bytes), bytes / total * 1e-9 / b->read_gbs);
     return out_table_print(&t, 2) == 0 ? EXIT_OK : out_error(EXIT_INTERNAL, "out of memory");
 }
 
 static int run_all(draft_bench *b, const uint64_t *contexts, size_t n)
 {
     dspark_draft_times runs[MAX_REPEATS];
+    measured m;
     json_t *doc = json_object(), *list = json_array();
     dspark_error err = {0};
     dspark_drafter_plan plan = dspark_drafter_get_plan(b->drafter);
@@ -268,7 +268,11 @@ static int run_all(draft_bench *b, const uint64_t *contexts, size_t n)
                out_bytes(more, (double)plan.workspace_bytes));
     for (i = 0; code == EXIT_OK && i < n; i++) {
         st = run_context(b, contexts[i], runs, repeat, &err);
-        code = st == DSPARK_OK ? print_context(b, contexts[i], runs, repeat, list) : out_fail(st, &err);
+        code = st == DSPARK_OK ? EXIT_OK : out_fail(st, &err);
+        if (code != EXIT_OK) break;
+        summarise(b, contexts[i], runs, repeat, &m);
+        if (b->args->json) out_append(list, context_json(&m));
+        else code = print_context(b, &m);
     }
     out_set(doc, "cpu", out_string(cpu));
     out_set(doc, "threads", json_integer(plan.n_threads));

@@ -189,3 +189,17 @@ void drafting_close(drafting *d)
     free(d->block_table);
     memset(d, 0, sizeof *d);
 }
+
+const char *const drafting_stage_names[DRAFTING_STAGES] = {
+    "embedding", "q_a, kv_a", "q_b", "absorb W_UK", "attention", "W_UV", "o", "gate, up", "down",
+    "norms, RoPE, SwiGLU", "LM head", "Markov head", "confidence", "choice",
+};
+
+uint64_t *drafting_stage(dspark_draft_times *t, size_t stage)
+{
+    uint64_t *const all[DRAFTING_STAGES] = {
+        &t->embed, &t->qkv_a, &t->q_b, &t->absorb, &t->attention, &t->v_up, &t->o, &t->gate_up,
+        &t->down, &t->norms, &t->lm_head, &t->markov, &t->confidence, &t->sample,
+    };
+    return all[stage];
+}

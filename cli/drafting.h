@@ -57,4 +57,10 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
 void drafting_input(const drafting *d, const dump *rows, uint64_t row, dspark_draft_input *in);
 void drafting_close(drafting *d);
 
+/* The stages of a draft, in the order of the data's path. */
+#define DRAFTING_STAGES 14
+extern const char *const drafting_stage_names[DRAFTING_STAGES];
+/* Nanoseconds of a stage: a member of *t. */
+uint64_t *drafting_stage(dspark_draft_times *t, size_t stage);
+
 #endif

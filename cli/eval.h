@@ -39,13 +39,8 @@ typedef struct eval_times {
     dspark_draft_times stages;
 } eval_times;
 void eval_times_add(eval_times *to, const eval_times *from);
-/* The stages of eval_times with their names, in the order of the data's path. Returns how many. */
-typedef struct eval_stage {
-    const char *name;
-    double seconds;
-} eval_stage;
-#define EVAL_MAX_STAGES 16
-size_t eval_list_stages(const eval_times *t, eval_stage stages[EVAL_MAX_STAGES]);
+/* Seconds of a stage (drafting.h), summed. */
+double eval_stage_seconds(const eval_times *t, size_t stage);
 
 /* ---- figures ---- */
 

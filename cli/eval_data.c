@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "drafting.h"
 #include "eval.h"
 
 void eval_data_init(eval_data *d, uint32_t k, int has_target)
@@ -72,48 +73,22 @@ int eval_data_append(eval_data *to, const eval_data *from)
 
 void eval_times_add(eval_times *to, const eval_times *from)
 {
-    const dspark_draft_times *a = &from->stages;
-    dspark_draft_times *b = &to->stages;
+    dspark_draft_times add = from->stages;
+    size_t i;
     to->context_seconds += from->context_seconds;
     to->context_rows += from->context_rows;
     to->draft_seconds += from->draft_seconds;
     to->n_drafts += from->n_drafts;
     to->n_calls += from->n_calls;
-    b->total += a->total;
-    b->embed += a->embed;
-    b->norms += a->norms;
-    b->qkv_a += a->qkv_a;
-    b->q_b += a->q_b;
-    b->absorb += a->absorb;
-    b->attention += a->attention;
-    b->v_up += a->v_up;
-    b->o += a->o;
-    b->gate_up += a->gate_up;
-    b->down += a->down;
-    b->lm_head += a->lm_head;
-    b->markov += a->markov;
-    b->confidence += a->confidence;
-    b->sample += a->sample;
+    to->stages.total += add.total;
+    for (i = 0; i < DRAFTING_STAGES; i++)
+        *drafting_stage(&to->stages, i) += *drafting_stage(&add, i);
 }
 
-size_t eval_list_stages(const eval_times *t, eval_stage stages[EVAL_MAX_STAGES])
+double eval_stage_seconds(const eval_times *t, size_t stage)
 {
-    const dspark_draft_times *s = &t->stages;
-    const struct {
-        const char *name;
-        uint64_t ns;
-    } all[] = {
-        {"embedding", s->embed}, {"q_a, kv_a", s->qkv_a}, {"q_b", s->q_b}, {"absorb W_UK", s->absorb},
-        {"attention", s->attention}, {"W_UV", s->v_up}, {"o", s->o}, {"gate, up", s->gate_up},
-        {"down", s->down}, {"norms, RoPE, SwiGLU", s->norms}, {"LM head", s->lm_head},
-        {"Markov head", s->markov}, {"confidence", s->confidence}, {"choice", s->sample},
-    };
-    size_t n = sizeof all / sizeof *all, i;
-    for (i = 0; i < n; i++) {
-        stages[i].name = all[i].name;
-        stages[i].seconds = (double)all[i].ns * 1e-9;
-    }
-    return n;
+    dspark_draft_times stages = t->stages;
+    return (double)*drafting_stage(&stages, stage) * 1e-9;
 }
 
 /* ---- figures ---- */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "drafting.h"
 #include "eval.h"
 #include "out.h"
 
@@ -91,19 +92,19 @@ static int print_depths(const eval_report *r)
 
 static int print_stages(const eval_report *r)
 {
-    eval_stage stages[EVAL_MAX_STAGES];
-    size_t n = eval_list_stages(r->times, stages), i;
     double total = r->times->draft_seconds;
+    size_t i;
     char text[32];
     out_table t;
     out_table_init(&t, "lrr");
     out_table_cell(&t, "stage");
     out_table_cell(&t, "a block");
     out_table_cell(&t, "share");
-    for (i = 0; i < n; i++) {
-        out_table_cell(&t, "%s", stages[i].name);
-        out_table_cell(&t, "%s", out_seconds(text, stages[i].seconds / (double)r->times->n_drafts));
-        out_table_cell(&t, "%.1f %%", total > 0 ? 100 * stages[i].seconds / total : 0);
+    for (i = 0; i < DRAFTING_STAGES; i++) {
+        double seconds = eval_stage_seconds(r->times, i);
+        out_table_cell(&t, "%s", drafting_stage_names[i]);
+        out_table_cell(&t, "%s", out_seconds(text, seconds / (double)r->times->n_drafts));
+        out_table_cell(&t, "%.1f %%", total > 0 ? 100 * seconds / total : 0);
     }
     return out_table_print(&t, 2);
 }
@@ -251,16 +252,16 @@ static json_t *confidence_json(const eval_figures *f)
 
 static json_t *times_json(const eval_report *r)
 {
-    eval_stage stages[EVAL_MAX_STAGES];
-    size_t n = eval_list_stages(r->times, stages), i;
     json_t *o = json_object(), *list = json_object();
+    size_t i;
     out_set(o, "blocks", json_integer((json_int_t)r->times->n_drafts));
     out_set(o, "calls", json_integer((json_int_t)r->times->n_calls));
     out_set(o, "block_seconds", out_real(eval_block_seconds(r)));
     out_set(o, "context_rows", json_integer((json_int_t)r->times->context_rows));
     out_set(o, "context_seconds", out_real(r->times->context_seconds));
-    for (i = 0; r->times->n_drafts && i < n; i++)
-        out_set(list, stages[i].name, out_real(stages[i].seconds / (double)r->times->n_drafts));
+    for (i = 0; r->times->n_drafts && i < DRAFTING_STAGES; i++)
+        out_set(list, drafting_stage_names[i],
+                out_real(eval_stage_seconds(r->times, i) / (double)r->times->n_drafts));
     out_set(o, "stages_seconds", list);
     return o;
 }
