@@ -159,6 +159,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         batch.taps = rows->taps + (size_t)first * rows->stride;
         st = dspark_context_run(dspark_drafter_context(d->drafter), &batch, &d->view, NULL, err);
         d->context_seconds += out_clock() - t0;
+        dump_forget_rows(rows, first, n);
         if (st == DSPARK_OK && bar_label && progress_update(&bar, first + n, rows->n_rows))
             st = out_check_interrupt(err);
         if (st == DSPARK_OK) st = out_check_interrupt(err);
