@@ -14,18 +14,13 @@ Not part of any build or test. Needs PyTorch (PyPI) and, for the check of result
 Without a checkpoint only PyTorch is timed, on random weights of Kimi-K3's shapes.
 """
 import argparse
-import csv
-import ctypes as C
 import json
 import math
 import os
 import statistics
 import sys
-import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BLOCK = 64  # entries in a block of the paged caches
-SLOTS = 4096
+from side_by_side import LIBRARY, SLOTS, Dspark, measure, rows_of, write_csv
 
 
 def import_torch():
@@ -107,6 +102,7 @@ class TorchContext:
         self.full, self.norm, self.real = load_weights(shapes, checkpoint)
         self.narrow = [w[shapes.q:].clone() for w in self.full]
         self.fused = torch.cat(self.narrow)
+        self.other = torch.randn_like(self.fused)  # for wake()
         self.freq = shapes.frequencies()
         self.cache = [torch.zeros(SLOTS, shapes.kv, dtype=torch.bfloat16) for _ in range(shapes.layers)]
 
@@ -141,97 +137,8 @@ class TorchContext:
             latent, key = y[:, layer].split((self.s.latent, self.s.rope), -1)
             self.finish(layer, latent, key, cos, sin, slots)
 
-
-# ---- libdspark through ctypes --------------------------------------------------------------------
-
-
-class Error(C.Structure):
-    _fields_ = [("code", C.c_int), ("where", C.c_char * 256), ("message", C.c_char * 512)]
-
-
-class ModelOpts(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("parts", C.c_uint32), ("n_threads", C.c_uint32),
-                ("allocator", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
-
-
-class ContextOpts(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("isa", C.c_int), ("n_threads", C.c_uint32),
-                ("parallel", C.c_void_p), ("allocator", C.c_void_p), ("path", C.c_int),
-                ("max_tokens", C.c_uint32), ("workspace_limit", C.c_uint64)]
-
-
-class Batch(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("n_tokens", C.c_size_t), ("taps", C.c_void_p),
-                ("taps_stride", C.c_size_t), ("states", C.c_void_p), ("states_stride", C.c_size_t),
-                ("positions", C.c_void_p), ("slots", C.c_void_p), ("layer_slots", C.c_void_p)]
-
-
-class View(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("n_layers", C.c_uint32), ("layers", C.POINTER(C.c_void_p)),
-                ("n_blocks", C.c_uint64), ("block_size", C.c_uint32), ("block_stride", C.c_size_t),
-                ("entry_stride", C.c_size_t), ("dtype", C.c_int), ("tile_scale", C.c_int),
-                ("scales", C.c_void_p)]
-
-
-class RunInfo(C.Structure):
-    _fields_ = [("n_rows", C.c_size_t), ("n_written", C.c_size_t), ("n_skipped", C.c_size_t),
-                ("max_position", C.c_int64)]
-
-
-class Dspark:
-    PATHS = {"onepass": 0, "per-layer": 1, "full": 2}
-    ISAS = {"auto": 0, "ref": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4}
-
-    def __init__(self, library, checkpoint, threads, isa, max_tokens):
-        self.lib = C.CDLL(library)
-        for name in ("isa_name", "version"):
-            getattr(self.lib, "dspark_" + name).restype = C.c_char_p
-        self.lib.dspark_cache_get_view.restype = C.POINTER(View)
-        self.lib.dspark_cache_get_view.argtypes = [C.c_void_p]
-        self.lib.dspark_context_isa.argtypes = [C.c_void_p]
-        self.lib.dspark_context_run.argtypes = [C.c_void_p] * 5
-        self.err = Error()
-
-        opts = ModelOpts()
-        self.lib.dspark_model_opts_init(C.byref(opts))
-        opts.parts, opts.n_threads = 3, threads  # context and q_a
-        self.model = C.c_void_p()
-        self.call("dspark_model_open", C.byref(self.model), os.fsencode(checkpoint), C.byref(opts))
-
-        self.cache = C.c_void_p()
-        self.call("dspark_cache_create", C.byref(self.cache), self.model, 0, BLOCK, C.c_uint64(SLOTS // BLOCK), None)
-        self.view = self.lib.dspark_cache_get_view(self.cache)
-
-        self.contexts = {}
-        for name, path in self.PATHS.items():
-            o = ContextOpts()
-            self.lib.dspark_context_opts_init(C.byref(o))
-            o.isa, o.n_threads, o.path, o.max_tokens = self.ISAS[isa], threads, path, max_tokens
-            ctx = C.c_void_p()
-            self.call("dspark_context_create", C.byref(ctx), self.model, C.byref(o))
-            self.contexts[name] = ctx
-        self.isa = self.lib.dspark_isa_name(self.lib.dspark_context_isa(self.contexts["onepass"])).decode()
-        self.batch, self.info = Batch(), RunInfo()
-        self.lib.dspark_batch_init(C.byref(self.batch))
-
-    def call(self, name, *args):
-        if getattr(self.lib, name)(*args, C.byref(self.err)) != 0:
-            sys.exit(f"{name}: {self.err.where.decode()}: {self.err.message.decode()}")
-
-    def run(self, path, x, positions, slots):
-        b = self.batch
-        b.n_tokens, b.states = x.shape[0], x.data_ptr()
-        b.positions, b.slots = positions.data_ptr(), slots.data_ptr()
-        status = self.lib.dspark_context_run(self.contexts[path], C.byref(b), self.view, C.byref(self.info),
-                                             C.byref(self.err))
-        if status != 0:
-            sys.exit(f"dspark_context_run: {self.err.where.decode()}: {self.err.message.decode()}")
-
-    def entries(self, layer, width):
-        """A copy of one layer's cache as a bf16 tensor."""
-        n = SLOTS * width * 2
-        raw = bytearray(C.string_at(self.view.contents.layers[layer], n))
-        return torch.frombuffer(raw, dtype=torch.bfloat16).view(SLOTS, width)
+    def wake(self):
+        F.linear(torch.ones(1, self.s.hidden, dtype=torch.bfloat16), self.other)
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -248,39 +155,29 @@ class Flush:
             self.buffer.add_(1.0)
 
 
+def run_ours(ours, path, x, positions, slots):
+    ours.run(path, x.shape[0], x.data_ptr(), positions.data_ptr(), slots.data_ptr())
+
+
 def check(peer, ours, x, positions, slots):
     """Both sides must have made the same entries, up to the order of accumulation."""
     peer.run_full(x, positions, slots)
-    ours.run("onepass", x, positions, slots)
+    run_ours(ours, "onepass", x, positions, slots)
     worst = 0.0
     for layer in range(peer.s.layers):
         a = peer.cache[layer][slots].float()
-        b = ours.entries(layer, peer.s.kv)[slots].float()
+        raw = torch.frombuffer(ours.entries(layer, peer.s.kv), dtype=torch.bfloat16)
+        b = raw.view(SLOTS, peer.s.kv)[slots].float()
         worst = max(worst, ((a - b).abs() / (a.abs() + 0.01 * a.abs().max())).max().item())
     if not worst < 0.25:
         sys.exit(f"PyTorch and libdspark disagree: relative difference {worst:.3g}")
     return worst
 
 
-def measure(contenders, x, positions, slots, reps, flush, settle):
-    times = {name: [] for name in contenders}
-    names = list(contenders)
-    for run in contenders.values():  # code, thread pools and output pages; not the weights
-        run(x, positions, slots)
-    for r in range(reps):
-        for name in names[r % len(names):] + names[:r % len(names)]:
-            flush()
-            time.sleep(settle)  # so that no pool's spinning threads disturb the next contender
-            t0 = time.perf_counter()
-            contenders[name](x, positions, slots)
-            times[name].append(time.perf_counter() - t0)
-    return times
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("checkpoint", nargs="?", help="K3-shaped checkpoint (context-only is enough)")
-    p.add_argument("--library", default=os.path.join(ROOT, "build", "release", "libdspark.so"))
+    p.add_argument("--library", default=LIBRARY)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--isa", choices=list(Dspark.ISAS), default="auto")
     p.add_argument("--n", default="1,8,16,32,64,512", help="positions of a call, separated by commas")
@@ -302,16 +199,20 @@ def main():
     if not all(0 < n <= SLOTS for n in sizes):
         p.error(f"--n: from 1 to {SLOTS}")
     peer = TorchContext(shapes, a.checkpoint)
+    wake = dict.fromkeys(("torch full", "torch 5x576", "torch 2880"), peer.wake)
     contenders = {"torch full": peer.run_full, "torch 5x576": peer.run_narrow, "torch 2880": peer.run_fused}
     ours = None
     if a.checkpoint:
         ours = Dspark(a.library, a.checkpoint, a.threads, a.isa, max(512, max(sizes)))
+        taps = torch.zeros(ours.tap_values, dtype=torch.bfloat16)
+        state = torch.zeros(shapes.hidden, dtype=torch.bfloat16)
         for path in Dspark.PATHS:
-            contenders["dspark " + path] = (lambda q: lambda *rest: ours.run(q, *rest))(path)
+            wake["dspark " + path] = (lambda q: lambda: ours.wake(q, taps.data_ptr(), state.data_ptr()))(path)
+            contenders["dspark " + path] = (lambda q: lambda *rest: run_ours(ours, q, *rest))(path)
 
     print(f"torch {torch.__version__}, {a.threads} threads, "
           f"{'cold weights (%d MB streamed before each call)' % a.flush_mb if a.flush_mb else 'warm weights'}, "
-          f"median of {a.reps}" + (f"; libdspark {ours.lib.dspark_version().decode()}, {ours.isa}" if ours else ""))
+          f"median of {a.reps}" + (f"; libdspark {ours.version}, {ours.isa}" if ours else ""))
     g = torch.Generator().manual_seed(2)
     rows = []
     flush = Flush(a.flush_mb)
@@ -322,14 +223,10 @@ def main():
         if ours and peer.real:
             worst = check(peer, ours, x, positions, slots)
             print(f"n = {n}: same entries on both sides (largest relative difference {worst:.2g})", file=sys.stderr)
-        times = measure(contenders, x, positions, slots, a.reps, flush, a.settle_ms / 1e3)
+        times = measure(contenders, (x, positions, slots), a.reps, flush, a.settle_ms / 1e3, wake)
         medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
         base = medians.get("dspark onepass")
-        for k, v in times.items():
-            v = sorted(v)
-            rows.append({"n": n, "threads": a.threads, "contender": k, "median_ms": f"{medians[k]:.4f}",
-                         "min_ms": f"{v[0] * 1e3:.4f}", "max_ms": f"{v[-1] * 1e3:.4f}", "reps": len(v),
-                         "times_onepass": f"{medians[k] / base:.3f}" if base else ""})
+        rows += rows_of(times, n, a.threads, "dspark onepass")
         if n == sizes[0]:
             head = f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians)
             print(head + (f"{'torch full/onepass':>20}{'torch 2880/onepass':>20}" if base else ""))
@@ -338,10 +235,7 @@ def main():
             line += f"{medians['torch full'] / base:>19.2f}x{medians['torch 2880'] / base:>19.2f}x"
         print(line, flush=True)
     if a.csv:
-        with open(a.csv, "w", newline="", encoding="utf-8") as f:
-            w = csv.DictWriter(f, fieldnames=list(rows[0]))
-            w.writeheader()
-            w.writerows(rows)
+        write_csv(a.csv, rows)
 
 
 if __name__ == "__main__":

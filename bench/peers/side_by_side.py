@@ -1,0 +1,168 @@
+"""What every peer script needs: libdspark through ctypes, and contenders that take turns in one process.
+
+Rows are handed over as addresses, so that a script may keep them in PyTorch, NumPy or plain memory. Nothing here
+knows a peer.
+"""
+import csv
+import ctypes as C
+import os
+import statistics
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARY = os.path.join(ROOT, "build", "release", "libdspark.so")
+BLOCK = 64  # entries in a block of the paged caches
+SLOTS = 4096
+
+
+class Error(C.Structure):
+    _fields_ = [("code", C.c_int), ("where", C.c_char * 256), ("message", C.c_char * 512)]
+
+
+class ModelOpts(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("parts", C.c_uint32), ("n_threads", C.c_uint32),
+                ("allocator", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+
+
+class ContextOpts(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("isa", C.c_int), ("n_threads", C.c_uint32),
+                ("parallel", C.c_void_p), ("allocator", C.c_void_p), ("path", C.c_int),
+                ("max_tokens", C.c_uint32), ("workspace_limit", C.c_uint64)]
+
+
+class Batch(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("n_tokens", C.c_size_t), ("taps", C.c_void_p),
+                ("taps_stride", C.c_size_t), ("states", C.c_void_p), ("states_stride", C.c_size_t),
+                ("positions", C.c_void_p), ("slots", C.c_void_p), ("layer_slots", C.c_void_p)]
+
+
+class View(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("n_layers", C.c_uint32), ("layers", C.POINTER(C.c_void_p)),
+                ("n_blocks", C.c_uint64), ("block_size", C.c_uint32), ("block_stride", C.c_size_t),
+                ("entry_stride", C.c_size_t), ("dtype", C.c_int), ("tile_scale", C.c_int),
+                ("scales", C.c_void_p)]
+
+
+class ConfigHead(C.Structure):
+    """The first fields of dspark_config."""
+    _names = ("hidden", "intermediate", "layers", "heads", "q_rank", "latent", "nope", "rope", "v", "vocab", "taps",
+              "tap_width")
+    _fields_ = [(name, C.c_uint32) for name in _names]
+
+
+class RunInfo(C.Structure):
+    _fields_ = [("n_rows", C.c_size_t), ("n_written", C.c_size_t), ("n_skipped", C.c_size_t),
+                ("max_position", C.c_int64)]
+
+
+class Dspark:
+    """A checkpoint's context KV on the paths asked for; bf16 cache of SLOTS entries a layer."""
+
+    PATHS = {"onepass": 0, "per-layer": 1, "full": 2}
+    ISAS = {"auto": 0, "ref": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4}
+
+    def __init__(self, library, checkpoint, threads, isa, max_tokens, paths=tuple(PATHS)):
+        try:
+            self.lib = C.CDLL(library)
+        except OSError as e:
+            sys.exit(f"libdspark cannot be loaded ({e}); build it, or name it with --library")
+        for name in ("isa_name", "version"):
+            getattr(self.lib, "dspark_" + name).restype = C.c_char_p
+        self.lib.dspark_cache_get_view.restype = C.POINTER(View)
+        self.lib.dspark_cache_get_view.argtypes = [C.c_void_p]
+        self.lib.dspark_context_isa.argtypes = [C.c_void_p]
+        self.lib.dspark_context_run.argtypes = [C.c_void_p] * 5
+        self.lib.dspark_context_states.argtypes = [C.c_void_p] * 4
+        self.err = Error()
+
+        opts = ModelOpts()
+        self.lib.dspark_model_opts_init(C.byref(opts))
+        opts.parts, opts.n_threads = 3, threads  # context and q_a
+        self.model = C.c_void_p()
+        self.call("dspark_model_open", C.byref(self.model), os.fsencode(checkpoint), C.byref(opts))
+        self.lib.dspark_model_config.restype = C.POINTER(ConfigHead)
+        self.lib.dspark_model_config.argtypes = [C.c_void_p]
+        self.config = self.lib.dspark_model_config(self.model).contents
+        self.tap_values = self.config.taps * self.config.tap_width
+
+        self.cache = C.c_void_p()
+        self.call("dspark_cache_create", C.byref(self.cache), self.model, 0, BLOCK, C.c_uint64(SLOTS // BLOCK), None)
+        self.view = self.lib.dspark_cache_get_view(self.cache)
+
+        self.contexts = {}
+        for name in paths:
+            o = ContextOpts()
+            self.lib.dspark_context_opts_init(C.byref(o))
+            o.isa, o.n_threads, o.path, o.max_tokens = self.ISAS[isa], threads, self.PATHS[name], max_tokens
+            ctx = C.c_void_p()
+            self.call("dspark_context_create", C.byref(ctx), self.model, C.byref(o))
+            self.contexts[name] = ctx
+        self.isa = self.lib.dspark_isa_name(self.lib.dspark_context_isa(self.contexts["onepass"])).decode()
+        self.version = self.lib.dspark_version().decode()
+        self.batch, self.info = Batch(), RunInfo()
+        self.lib.dspark_batch_init(C.byref(self.batch))
+
+    def check(self, name, status):
+        if status != 0:
+            sys.exit(f"{name}: {self.err.where.decode()}: {self.err.message.decode()}")
+
+    def call(self, name, *args):
+        self.check(name, getattr(self.lib, name)(*args, C.byref(self.err)))
+
+    def run(self, path, n, states, positions, slots):
+        """n rows; the rest are addresses of bf16 states [n, hidden], int64 positions and int64 slots."""
+        b = self.batch
+        b.n_tokens, b.states, b.positions, b.slots = n, states, positions, slots
+        self.check("dspark_context_run",
+                   self.lib.dspark_context_run(self.contexts[path], C.byref(b), self.view, C.byref(self.info),
+                                               C.byref(self.err)))
+
+    def wake(self, path, taps, out):
+        """Makes the path's threads run without reading the weights of run(): taps -> states of one row."""
+        b = Batch()
+        self.lib.dspark_batch_init(C.byref(b))
+        b.n_tokens, b.taps = 1, taps
+        self.check("dspark_context_states",
+                   self.lib.dspark_context_states(self.contexts[path], C.byref(b), out, C.byref(self.err)))
+
+    def entries(self, layer, width):
+        """A copy of one layer's cache: SLOTS rows of `width` bf16 values, as bytes."""
+        return bytearray(C.string_at(self.view.contents.layers[layer], SLOTS * width * 2))
+
+
+def measure(contenders, args, reps, flush, settle, wake=None):
+    """Seconds of every call, by name. flush() empties the caches; in settle seconds threads that still spin for the
+    contender before fall asleep; wake[name]() then runs its own threads once on something else, untimed: in use
+    they are awake, since other work came just before."""
+    times = {name: [] for name in contenders}
+    names = list(contenders)
+    for run in contenders.values():  # code, thread pools and output pages; not the weights
+        run(*args)
+    for r in range(reps):
+        for name in names[r % len(names):] + names[:r % len(names)]:
+            flush()
+            time.sleep(settle)
+            if wake:
+                wake[name]()
+            t0 = time.perf_counter()
+            contenders[name](*args)
+            times[name].append(time.perf_counter() - t0)
+    return times
+
+
+def rows_of(times, n, threads, base):
+    """Rows for the CSV: one a contender, with its median as a multiple of that of `base`."""
+    medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
+    return [{"n": n, "threads": threads, "contender": k, "median_ms": f"{medians[k]:.4f}",
+             "p99_ms": f"{sorted(v)[min(len(v) - 1, int(0.99 * len(v)))] * 1e3:.4f}",
+             "min_ms": f"{min(v) * 1e3:.4f}", "reps": len(v),
+             "times_base": f"{medians[k] / medians[base]:.3f}" if base in medians else ""}
+            for k, v in times.items()]
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="", encoding="utf-8") as f:
+        w = csv.DictWriter(f, fieldnames=list(rows[0]))
+        w.writeheader()
+        w.writerows(rows)
