@@ -19,18 +19,10 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, measure, rows_of, write_csv
+from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, to_bf16, write_csv
 
 BF16, QUERY_WEIGHTS_MD = 2, 131  # of dnnl_types.h
 ARG_SRC, ARG_DST, ARG_WEIGHTS = 1, 17, 33
-
-
-def import_numpy():
-    global np
-    try:
-        import numpy as np
-    except ImportError as e:
-        sys.exit(f"onednn_context.py: NumPy cannot be imported ({e}); python3 -m pip install numpy")
 
 
 def import_torch():
@@ -40,11 +32,6 @@ def import_torch():
         return torch
     except ImportError:
         return None
-
-
-def to_bf16(x):
-    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def from_bf16(x):
@@ -193,7 +180,8 @@ def main():
     if not all(0 < n <= SLOTS for n in sizes):
         p.error(f"--n: from 1 to {SLOTS}")
 
-    import_numpy()
+    global np
+    np = import_numpy()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before oneDNN's pool exists
     path, torch = find_onednn(a.onednn), import_torch()
     if not path and not torch:

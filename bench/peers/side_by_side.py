@@ -131,6 +131,22 @@ class Dspark:
         return bytearray(C.string_at(self.view.contents.layers[layer], SLOTS * width * 2))
 
 
+def import_numpy():
+    """Late, so that --help works without it and its absence is one line."""
+    try:
+        import numpy
+        return numpy
+    except ImportError as e:
+        sys.exit(f"NumPy cannot be imported ({e}); python3 -m pip install numpy")
+
+
+def to_bf16(x):
+    """A NumPy array rounded to bf16, to nearest even; as uint16."""
+    np = import_numpy()
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 def measure(contenders, args, reps, flush, settle, wake=None):
     """Seconds of every call, by name. flush() empties the caches; in settle seconds threads that still spin for the
     contender before fall asleep; wake[name]() then runs its own threads once on something else, untimed: in use
