@@ -1,11 +1,11 @@
 /* The block forward: N rows of each sequence through the draft's layers over their context. block.c
- * walks the layers, attention.c is one layer's latent attention, linear.c runs a merged linear over
- * all rows. Reads the cache, writes only the workspace. */
+ * walks the layers, attention.c is one layer's latent attention. Reads the cache, writes only the workspace. */
 #ifndef DSPARK_MODEL_BLOCK_H
 #define DSPARK_MODEL_BLOCK_H
 
 #include "base/threads.h"
 #include "model/latent_cache.h"
+#include "model/linear.h"
 #include "model/model.h"
 
 /* Sequences of one pass at most: what they are described by lies on the stack. */
@@ -78,21 +78,6 @@ typedef struct dspark__block {
 void dspark__block_forward(const dspark__block *b);
 
 /* ---- between block.c and its parts ---- */
-
-/* out[i][0..rows) = linear(x[i]) for M rows of one shard, on all threads. */
-typedef struct dspark__linear {
-    const dspark__merged_linear *ml;
-    uint32_t shard;
-    const void *x;
-    size_t x_stride; /* bytes */
-    uint16_t *out;
-    size_t out_stride; /* elements */
-} dspark__linear;
-/* Several linears at once (q_a beside kv_a, gate beside up): one wake-up of the threads. scratch is
- * [threads][scratch_bytes]. */
-void dspark__linears_run(dspark__threads *threads, const dspark__kern *kern,
-                         const dspark__linear *linears, uint32_t n_linears, size_t n_rows,
-                         void *scratch, size_t scratch_bytes);
 
 /* Attention of layer `layer`: QUERY, ENTRIES and the cache to LATENT. */
 void dspark__block_attention(const dspark__block *b, uint32_t layer);

@@ -441,9 +441,15 @@ static void run_code_panel(const dspark__shard *shard, const dspark__kern *kern,
                      g->n_rows, g->n_out);
 }
 
+static void name_next(dspark__gemm_bf16 *g, const void *at, uint32_t n_k)
+{
+    g->prefetch = at;
+    g->prefetch_bytes = (size_t)(n_k < BLOCK_K ? n_k : BLOCK_K) * DSPARK__PANEL * sizeof(uint16_t);
+}
+
 static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint32_t p0,
                      uint32_t n_panels, uint32_t k, size_t n_out, dspark__gemm_bf16 *g, const void *x,
-                     float *acc, uint16_t *out)
+                     float *acc, uint16_t *out, const void *next)
 {
     const uint16_t *first = (const uint16_t *)(const void *)shard->codes + p0 * g->panel_stride;
     if (g->n_rows <= FEW_ROWS) {
@@ -469,6 +475,10 @@ static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint3
             g->panels = first + p * g->panel_stride + (size_t)k0 * DSPARK__PANEL;
             g->first = k0 == 0;
             g->last = k0 + g->k == k;
+            /* Weights of the next call come while this one computes. */
+            if (!g->last) name_next(g, g->panels + (size_t)g->k * DSPARK__PANEL, k - k0 - g->k);
+            else if (p + g->n_panels < n_panels) name_next(g, first + (p + g->n_panels) * g->panel_stride, k);
+            else name_next(g, next, k);
             kern->gemm_bf16(g);
         }
     }
@@ -479,6 +489,15 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
                                 size_t x_stride, size_t n_rows, void *scratch, uint16_t *out,
                                 size_t out_stride)
 {
+    dspark__merged_linear_rows_then(ml, kern, s, p0, n_panels, x, x_stride, n_rows, scratch, out,
+                                    out_stride, NULL);
+}
+
+void dspark__merged_linear_rows_then(const dspark__merged_linear *ml, const dspark__kern *kern,
+                                     uint32_t s, uint32_t p0, uint32_t n_panels, const void *x,
+                                     size_t x_stride, size_t n_rows, void *scratch, uint16_t *out,
+                                     size_t out_stride, const void *next)
+{
     const dspark__shard *shard = &ml->shards[s];
     size_t n_out = shard->rows - (size_t)p0 * DSPARK__PANEL;
     if (n_out > (size_t)n_panels * DSPARK__PANEL) n_out = (size_t)n_panels * DSPARK__PANEL;
@@ -487,7 +506,7 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
     dspark__gemm_bf16 g = {.x_stride = x_stride, .n_rows = n_rows, .out_stride = out_stride};
     g.panel_stride = shard->code_stride / sizeof(uint16_t);
     if (shard->packing.bits == 16) {
-        run_bf16(shard, kern, p0, n_panels, ml->k, n_out, &g, x, scratch, out);
+        run_bf16(shard, kern, p0, n_panels, ml->k, n_out, &g, x, scratch, out, next);
         return;
     }
     code_scratch c = cut_scratch(scratch, n_rows);

@@ -96,5 +96,10 @@ void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__k
                                 uint32_t s, uint32_t p0, uint32_t n_panels, const void *x,
                                 size_t x_stride, size_t n_rows, void *scratch, uint16_t *out,
                                 size_t out_stride);
+/* The same. next, or NULL: weights that the thread goes on with, which then may be fetched early. */
+void dspark__merged_linear_rows_then(const dspark__merged_linear *ml, const dspark__kern *kern,
+                                     uint32_t s, uint32_t p0, uint32_t n_panels, const void *x,
+                                     size_t x_stride, size_t n_rows, void *scratch, uint16_t *out,
+                                     size_t out_stride, const void *next);
 
 #endif

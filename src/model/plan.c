@@ -7,16 +7,16 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "base/workspace.h"
-#include "model/merged_linear.h"
+#include "model/linear.h"
 
 /* Fill sizes for m rows; 0 when something overflows. */
 static int count(dspark__layout *out, const dspark_config *c, const dspark_context_opts *o,
                  uint32_t m)
 {
     size_t width = (size_t)c->kv_lora_rank + c->qk_rope_head_dim;
-    size_t split = m < DSPARK__SPLIT_ROWS ? m : DSPARK__SPLIT_ROWS;
+    size_t heard = m < DSPARK__HEARD_ROWS ? m : DSPARK__HEARD_ROWS;
     size_t tile = m < DSPARK__TILE_ROWS ? m : DSPARK__TILE_ROWS;
-    size_t *s = out->sizes, a, b;
+    size_t *s = out->sizes;
     memset(out, 0, sizeof *out);
     out->max_tokens = m;
     out->n_threads = o->n_threads;
@@ -31,9 +31,7 @@ static int count(dspark__layout *out, const dspark_config *c, const dspark_conte
         if (!dspark__mul3_size(m, width + c->q_lora_rank, 2, &s[DSPARK__VIEW_ENTRIES])) return 0;
         break;
     default:
-        if (!dspark__mul3_size(split * c->n_layers, width, 2, &a) || !dspark__mul3_size((size_t)DSPARK__TILE_ROWS * o->n_threads, width, 2, &b))
-            return 0;
-        s[DSPARK__VIEW_ENTRIES] = a > b || m <= DSPARK__SPLIT_ROWS ? a : b;
+        if (!dspark__mul3_size(heard * c->n_layers, width, 2, &s[DSPARK__VIEW_ENTRIES])) return 0;
     }
     out->scratch_bytes = dspark__merged_linear_scratch(tile);
     if (!dspark__mul3_size(out->scratch_bytes, o->n_threads, 1, &s[DSPARK__VIEW_SCRATCH])) return 0;

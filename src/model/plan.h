@@ -4,19 +4,13 @@
 
 #include "dspark/dspark.h"
 
-/* Rows that are projected together for one layer when a batch is large: the tile of entries stays in
- * the core's cache between projection, norm, RoPE and write. */
-#define DSPARK__TILE_ROWS 128u
-/* Up to this many rows a layer's panels are shared out among the threads instead. */
-#define DSPARK__SPLIT_ROWS 64u
-
 #define DSPARK__DEFAULT_TOKENS 512u
 
 /* The views of one step, in the order of the workspace. */
 enum {
     DSPARK__VIEW_TAPS,     /* [m][T * tap_width] bf16 after fc_norm; empty without it */
     DSPARK__VIEW_STATES,   /* [m][h] bf16 */
-    DSPARK__VIEW_ENTRIES,  /* bf16: tiles, or what the other paths materialise */
+    DSPARK__VIEW_ENTRIES,  /* bf16: [layers][rows of a turn] entries, or a layer's of the other paths */
     DSPARK__VIEW_SCRATCH,  /* [threads][scratch_bytes] */
     DSPARK__VIEW_ROPE,     /* [m][2][pairs] fp32 */
     DSPARK__VIEW_SLOTS,    /* hash table of int64 */

@@ -4,22 +4,29 @@
 #include "kern/avx512/bits.h"
 
 /* A tile is up to 8 rows x 48 outputs: 24 accumulators, 3 weights and a broadcast fit 32 registers
- * and run at the register-only peak from L2. Two tiles take turns on STEP pairs of a panel (96 KB),
- * so that up to 16 rows fetch their weights from memory once.
+ * and run at the register-only peak from L2. All tiles take turns on a block of a panel, so that its
+ * weights come from memory once.
  *
- * Prefetch, as measured on Zen 4 (bench/kern_bench.c): a tile of up to 6 rows outruns memory, and
- * the hardware prefetcher alone does best; software prefetches then fill the few miss buffers of L1
- * and are dropped. A tile of 7 or 8 rows is about as fast as memory. Its renamed registers are used
- * up within 5 pairs, too soon to hide a miss, and fetching all lines into L2 AHEAD bytes early
- * gives it 20%. Into L1, or less far ahead, it loses. */
+ * Who fetches them, as measured on Zen 4 (bench/kern_bench.c):
+ *
+ *   up to 6 rows   One tile, one stream over all of k: it outruns memory, and the hardware prefetcher
+ *                  alone does best. Software prefetches fill the few miss buffers of L1; several
+ *                  streams at once, or pauses in one, make the hardware lose the thread.
+ *   7 and 8        About as fast as memory. Renamed registers are used up within 5 pairs, too soon to
+ *                  hide a miss; fetching all lines into L2 AHEAD bytes early gives 20%.
+ *   9 to 16        Two tiles. While they work on a short block, its successor comes into L2, evenly: two
+ *                  lines per pair in the first, one in the second. Without it the second tile leaves
+ *                  memory idle (35% slower); into L1 it loses as much.
+ *   more           The first three tiles fetch a line per pair each: that is the next block. */
 enum {
     ROWS = 8,
     VECTORS = 3,
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
-    STEP = 512,
+    BLOCK_TWO = 128,   /* pairs of a block for two tiles: 24 KB */
+    BLOCK_MORE = 1024, /* and for more: they fit L2 twice, and sums are loaded and stored rarely */
     AHEAD = 8192,
-    AHEAD_ROWS = 7, /* the fewest rows of a tile that fetches ahead */
+    AHEAD_ROWS = 7,    /* the fewest rows of a lone tile that fetches ahead */
     LINE = 64
 };
 
@@ -79,94 +86,137 @@ DSPARK__NOINLINE void multiply_rows(float *acc, const unsigned char *x, size_t x
     }
 }
 
-/* 7 or 8 rows whose weights are still in memory. */
-DSPARK__NOINLINE void multiply_rows_cold(float *acc, const unsigned char *x, size_t x_stride,
-                                         const uint16_t *w, size_t n_pairs, size_t n_rows)
+/* A lone tile of 7 or 8 rows. */
+DSPARK__NOINLINE void multiply_rows_ahead(float *acc, const unsigned char *x, size_t x_stride,
+                                          const uint16_t *w, size_t n_pairs, size_t n_rows)
 {
     const char *ahead = (const char *)w + AHEAD;
     if (n_rows == 7) multiply(acc, x, x_stride, w, n_pairs, 7, ahead, VECTORS);
     else multiply(acc, x, x_stride, w, n_pairs, 8, ahead, VECTORS);
 }
 
-/* 7 or 8 rows whose weights are in L2, while one line per pair (9 GB/s) comes for the next call. */
-DSPARK__NOINLINE void multiply_rows_fetching(float *acc, const unsigned char *x, size_t x_stride,
-                                             const uint16_t *w, size_t n_pairs, size_t n_rows,
-                                             const char *fetch)
+/* One of several tiles: they have 4 to 8 rows, a first one of two at least 5. */
+DSPARK__NOINLINE void multiply_rows_fetch1(float *acc, const unsigned char *x, size_t x_stride,
+                                           const uint16_t *w, size_t n_pairs, size_t n_rows,
+                                           const char *fetch)
 {
-    if (n_rows == 7) multiply(acc, x, x_stride, w, n_pairs, 7, fetch, 1);
-    else multiply(acc, x, x_stride, w, n_pairs, 8, fetch, 1);
+    switch (n_rows) {
+    case 4: multiply(acc, x, x_stride, w, n_pairs, 4, fetch, 1); break;
+    case 5: multiply(acc, x, x_stride, w, n_pairs, 5, fetch, 1); break;
+    case 6: multiply(acc, x, x_stride, w, n_pairs, 6, fetch, 1); break;
+    case 7: multiply(acc, x, x_stride, w, n_pairs, 7, fetch, 1); break;
+    default: multiply(acc, x, x_stride, w, n_pairs, 8, fetch, 1); break;
+    }
 }
 
-/* What is left of g->prefetch. */
+DSPARK__NOINLINE void multiply_rows_fetch2(float *acc, const unsigned char *x, size_t x_stride,
+                                           const uint16_t *w, size_t n_pairs, size_t n_rows,
+                                           const char *fetch)
+{
+    switch (n_rows) {
+    case 5: multiply(acc, x, x_stride, w, n_pairs, 5, fetch, 2); break;
+    case 6: multiply(acc, x, x_stride, w, n_pairs, 6, fetch, 2); break;
+    case 7: multiply(acc, x, x_stride, w, n_pairs, 7, fetch, 2); break;
+    default: multiply(acc, x, x_stride, w, n_pairs, 8, fetch, 2); break;
+    }
+}
+
+/* What the tiles of a block still have to fetch for the next one. */
 typedef struct fetch_queue {
     const char *next;
     size_t n_bytes;
 } fetch_queue;
 
-/* n_pairs of one tile. cold: no tile before it has read these weights. */
+/* One of several tiles on a block, fetching n_lines per pair if there is so much to fetch. */
 static void run_tile(float *acc, const unsigned char *x, size_t x_stride, const uint16_t *w,
-                     size_t n_pairs, size_t n_rows, int cold, fetch_queue *queue)
+                     size_t n_pairs, size_t n_rows, size_t n_lines, fetch_queue *queue)
 {
-    if (n_rows < AHEAD_ROWS || (!cold && queue->n_bytes < n_pairs * LINE)) {
+    const char *fetch = queue->next;
+    if (queue->n_bytes < n_pairs * n_lines * LINE) {
         multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
-    } else if (cold) {
-        multiply_rows_cold(acc, x, x_stride, w, n_pairs, n_rows);
-    } else {
-        multiply_rows_fetching(acc, x, x_stride, w, n_pairs, n_rows, queue->next);
-        queue->next += n_pairs * LINE;
-        queue->n_bytes -= n_pairs * LINE;
+        return;
+    }
+    if (n_lines == 2) multiply_rows_fetch2(acc, x, x_stride, w, n_pairs, n_rows, fetch);
+    else multiply_rows_fetch1(acc, x, x_stride, w, n_pairs, n_rows, fetch);
+    queue->next += n_pairs * n_lines * LINE;
+    queue->n_bytes -= n_pairs * n_lines * LINE;
+}
+
+/* What comes after the block of n pairs at `pair` of panel p: of this panel, of the next one, or what
+ * the caller has named. */
+static fetch_queue next_block(const dspark__gemm_bf16 *g, size_t p, size_t pair, size_t block)
+{
+    const size_t pair_bytes = 2 * DSPARK__PANEL * sizeof(uint16_t), n_pairs = g->k / 2;
+    const uint16_t *panel = g->panels + p * g->panel_stride;
+    fetch_queue q = {g->prefetch, g->prefetch ? g->prefetch_bytes : 0};
+    if (pair + block < n_pairs) {
+        size_t left = n_pairs - pair - block;
+        q.next = (const char *)(panel + (pair + block) * 2 * DSPARK__PANEL);
+        q.n_bytes = (left < block ? left : block) * pair_bytes;
+    } else if (p + 1 < g->n_panels) {
+        q.next = (const char *)(panel + g->panel_stride);
+        q.n_bytes = (n_pairs < block ? n_pairs : block) * pair_bytes;
+    }
+    return q;
+}
+
+/* The pairs of rows [row, row + n_rows) of panel p, without the odd end of k. */
+static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t row, size_t n_rows)
+{
+    const size_t n_pairs = g->k / 2, x_stride = g->x_stride;
+    const unsigned char *x = (const unsigned char *)g->x + row * x_stride;
+    const uint16_t *w = g->panels + p * g->panel_stride;
+    if (n_rows <= ROWS) {
+        if (n_rows < AHEAD_ROWS || row > 0) multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
+        else multiply_rows_ahead(acc, x, x_stride, w, n_pairs, n_rows);
+        return;
+    }
+    const size_t block = n_rows <= GROUP ? BLOCK_TWO : BLOCK_MORE;
+    for (size_t pair = 0; pair < n_pairs; pair += block) {
+        fetch_queue queue = next_block(g, p, pair, block);
+        size_t n = n_pairs - pair < block ? n_pairs - pair : block;
+        if (row > 0) queue.n_bytes = 0; /* rows before these have fetched it all */
+        for (size_t i = 0, tile; i < n_rows; i += tile) {
+            tile = tile_rows(n_rows - i, ROWS); /* equal ones: 9 rows are 5 + 4, not 8 + 1 */
+            run_tile(acc + i * DSPARK__PANEL, x + i * x_stride + pair * PAIR_BYTES, x_stride,
+                     w + pair * 2 * DSPARK__PANEL, n, tile, i == 0 && n_rows <= GROUP ? 2 : 1,
+                     &queue);
+        }
     }
 }
 
-/* Rows [row, row + n_first + n_second) of one panel. */
-static void run_group(const dspark__gemm_bf16 *g, size_t p, size_t row, size_t n_first,
-                      size_t n_second, fetch_queue *queue)
+/* The last element of an odd k with a zero beside it, so that x is not over-read. */
+static void run_odd_end(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t row, size_t n_rows)
 {
-    _Alignas(64) float local[GROUP * DSPARK__PANEL];
-    const size_t n_rows = n_first + n_second, n_pairs = g->k / 2, x_stride = g->x_stride;
-    const unsigned char *x = (const unsigned char *)g->x + row * x_stride;
-    const uint16_t *w = g->panels + p * g->panel_stride;
-    float *acc = g->acc ? g->acc + (p * g->n_rows + row) * DSPARK__PANEL : local;
-    if (g->first) memset(acc, 0, n_rows * DSPARK__PANEL * sizeof *acc);
-    for (size_t pair = 0; pair < n_pairs; pair += STEP) {
-        size_t n = n_pairs - pair < STEP ? n_pairs - pair : STEP;
-        const uint16_t *part = w + pair * 2 * DSPARK__PANEL;
-        const unsigned char *at = x + pair * PAIR_BYTES;
-        run_tile(acc, at, x_stride, part, n, n_first, row == 0, queue);
-        if (n_second > 0)
-            run_tile(acc + n_first * DSPARK__PANEL, at + n_first * x_stride, x_stride, part, n,
-                     n_second, 0, queue);
-    }
-    if (g->k % 2) { /* the last element with a zero beside it, so that x is not over-read */
-        const uint16_t *part = w + (g->k - 1) * DSPARK__PANEL;
-        unsigned char tail[GROUP * PAIR_BYTES] = {0};
-        for (size_t i = 0; i < n_rows; i++)
-            memcpy(tail + i * PAIR_BYTES, bf16_at(x + i * x_stride, g->k - 1), 2);
-        multiply_rows(acc, tail, PAIR_BYTES, part, 1, n_first);
-        if (n_second > 0)
-            multiply_rows(acc + n_first * DSPARK__PANEL, tail + n_first * PAIR_BYTES, PAIR_BYTES,
-                          part, 1, n_second);
-    }
-    if (!g->last) return;
-    size_t n_out = panel_outputs(g, p);
-    for (size_t i = 0; i < n_rows; i++) {
-        size_t at = (row + i) * g->out_stride + p * DSPARK__PANEL;
-        store_outputs(bf16_at_mut(g->out, at), acc + i * DSPARK__PANEL, n_out);
+    const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
+    const uint16_t *w = g->panels + p * g->panel_stride + (g->k - 1) * DSPARK__PANEL;
+    for (size_t i = 0, tile; i < n_rows; i += tile) {
+        unsigned char tail[ROWS * PAIR_BYTES] = {0};
+        tile = tile_rows(n_rows - i, ROWS);
+        for (size_t j = 0; j < tile; j++)
+            memcpy(tail + j * PAIR_BYTES, bf16_at(x + (i + j) * g->x_stride, g->k - 1), 2);
+        multiply_rows(acc + i * DSPARK__PANEL, tail, PAIR_BYTES, w, 1, tile);
     }
 }
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g)
 {
-    fetch_queue queue = {g->prefetch, g->prefetch ? g->prefetch_bytes : 0};
-    /* The first tile waits for memory, so it is a whole one; the others are bound by arithmetic and
-     * lose least when they are equal (9 rows behind it are 5 + 4, not 8 + 1). */
-    for (size_t row = 0; row < g->n_rows;) {
-        size_t left = g->n_rows - row;
-        size_t n_first = row > 0 ? tile_rows(left, ROWS) : left < ROWS ? left : ROWS;
-        size_t n_second = 0;
-        if (g->n_rows <= GROUP && n_first < left) n_second = left - n_first;
-        for (size_t p = 0; p < g->n_panels; p++) run_group(g, p, row, n_first, n_second, &queue);
-        row += n_first + n_second;
+    _Alignas(64) float local[GROUP * DSPARK__PANEL];
+    /* Sums that stay here bound the rows that go together. */
+    const size_t most = g->acc || g->n_rows < GROUP ? g->n_rows : GROUP;
+    for (size_t row = 0, n; row < g->n_rows; row += n) {
+        n = g->n_rows - row < most ? g->n_rows - row : most;
+        for (size_t p = 0; p < g->n_panels; p++) {
+            float *acc = g->acc ? g->acc + (p * g->n_rows + row) * DSPARK__PANEL : local;
+            size_t n_out = panel_outputs(g, p);
+            if (g->first) memset(acc, 0, n * DSPARK__PANEL * sizeof *acc);
+            run_pairs(g, acc, p, row, n);
+            if (g->k % 2) run_odd_end(g, acc, p, row, n);
+            for (size_t i = 0; g->last && i < n; i++) {
+                size_t at = (row + i) * g->out_stride + p * DSPARK__PANEL;
+                store_outputs(bf16_at_mut(g->out, at), acc + i * DSPARK__PANEL, n_out);
+            }
+        }
     }
 }
 
