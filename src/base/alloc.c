@@ -2,18 +2,25 @@
  * advised for transparent huge pages, because packed weights are streamed end to end. */
 #include "base/alloc.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define HUGE_FROM ((size_t)4 << 20)
+#define HUGE_FROM HUGE_PAGE
+/* A last huge page that is filled in part is taken whole when that wastes at most 1/8 of the block. */
+#define WASTE 8
 
 static void *default_alloc(void *user, size_t bytes, size_t align)
 {
     void *ptr = NULL;
     (void)user;
     if (align < sizeof(void *)) align = sizeof(void *);
-    if (bytes >= HUGE_FROM && align < HUGE_PAGE) align = HUGE_PAGE;
+    if (bytes >= HUGE_FROM) {
+        size_t more = (HUGE_PAGE - bytes % HUGE_PAGE) % HUGE_PAGE;
+        if (align < HUGE_PAGE) align = HUGE_PAGE;
+        if (more <= bytes / WASTE && bytes <= SIZE_MAX - more) bytes += more;
+    }
     if (posix_memalign(&ptr, align, bytes) != 0) return NULL;
 #if defined(MADV_HUGEPAGE)
     /* Advice: a system without huge pages refuses, and the memory is good all the same. */
