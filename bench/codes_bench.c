@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 128, MOST_ROUNDS = 99, MOST_DOT_ROWS = 16 };
+enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 128, MOST_ROUNDS = 99, MOST_DOT_ROWS = 128 };
 
 typedef enum values { E4M3, E5M2, INT, E2M1 } values;
 
@@ -160,18 +160,22 @@ static void multiply_all(const bench *b, size_t copy, size_t n_rows, const uint1
     }
 }
 
-/* By dot_codes, with K-groups of `group`. */
+/* By dot_codes, with K-groups of `group`, three panels at a time. */
 static void dot_all(const bench *b, size_t copy, size_t n_rows, size_t group)
 {
-    for (size_t p = 0; p < N_PANELS; p++) {
+    const size_t side = n_rows <= 16 ? 3 : 1;
+    for (size_t p = 0; p < N_PANELS; p += side) {
         const uint8_t *panel = b->codes + (copy * N_PANELS + p) * b->panel_bytes;
         dspark__dot_codes d = {.x = b->x, .x_stride = 2 * K, .n_rows = n_rows, .codes = panel,
+                               .n_panels = side, .code_stride = b->panel_bytes,
+                               .scale_stride = b->panel_bytes,
                                .scales = scales_of(b, panel), .format = &b->format, .k = K,
-                               .group = group, .group_scales = b->acc + MOST_ROWS * DSPARK__PANEL,
+                               .group = group, .group_scales = b->acc + 3 * MOST_ROWS * DSPARK__PANEL,
                                .acc = b->acc};
         b->kern.dot_codes(&d);
-        b->kern.finish(b->out + p * DSPARK__PANEL, N_PANELS * DSPARK__PANEL, b->acc, NULL, n_rows,
-                       DSPARK__PANEL);
+        for (size_t i = 0; i < side; i++)
+            b->kern.finish(b->out + (p + i) * DSPARK__PANEL, N_PANELS * DSPARK__PANEL,
+                           b->acc + i * n_rows * DSPARK__PANEL, NULL, n_rows, DSPARK__PANEL);
     }
 }
 
@@ -268,7 +272,7 @@ int main(int argc, char **argv)
     b.block = take(b.k_per_block * DSPARK__PANEL * 2);
     b.panels = take(2 * n_weights * 2);
     b.codes = take(N_COPIES * (n_weights + n_weights / 16));
-    b.acc = take(((size_t)MOST_ROWS + K / 8) * DSPARK__PANEL * sizeof *b.acc);
+    b.acc = take((3 * (size_t)MOST_ROWS + K / 8) * DSPARK__PANEL * sizeof *b.acc);
     for (size_t i = 0; i < (size_t)MOST_ROWS * K; i++)
         b.x[i] = (uint16_t)((next_random() & 0x807fu) | 0x3f00u);
     for (size_t i = 0; i < 2 * n_weights; i++)

@@ -80,19 +80,24 @@ static inline size_t dspark__code_scale_bytes(const dspark__code_format *f, size
     return f->scale == DSPARK__CODE_PLAIN ? 0 : (k + f->block - 1) / f->block * DSPARK__PANEL;
 }
 
-/* A panel of codes times x[n_rows][k], all of k at once, without the way through memory that decode
- * and gemm_bf16 take; the bits are theirs. */
+/* Panels of codes times x[n_rows][k], all of k at once, without the way through memory that decode
+ * and gemm_bf16 take; the bits are theirs. Codes whose entry of the table is NaN or infinite do not
+ * occur (packing refuses them). */
 typedef struct dspark__dot_codes {
     const void *x;             /* bf16, row i at x + i * x_stride */
     size_t x_stride;           /* bytes */
     size_t n_rows;
-    const uint8_t *codes;      /* the panel's, as for decode */
+    const uint8_t *codes;      /* of the first panel, as for decode */
     const uint8_t *scales;
+    size_t n_panels;
+    size_t code_stride, scale_stride; /* bytes from one panel to the next; the first a multiple of 64 */
     const dspark__code_format *format;
     size_t k;                  /* >= 1 */
     size_t group;              /* K-groups: a multiple of 8 values of k; or 0 */
-    const float *group_scales; /* [ceil(k / group)][48] */
-    float *acc;                /* [n_rows][48] finished sums; with K-groups as scale_add makes them */
+    const float *group_scales; /* [ceil(k / group)][48] of the first panel */
+    size_t group_stride;       /* floats from one panel to the next */
+    float *acc;                /* [n_panels][n_rows][48] finished sums, 64-byte aligned; with K-groups
+                                * as scale_add makes them */
 } dspark__dot_codes;
 
 /* ---- attention over pieces ---------------------------------------------------------------------
@@ -153,9 +158,9 @@ static inline size_t dspark__v_panels_elements(size_t n_latent)
 
 typedef struct dspark__kern {
     dspark_isa isa;
-    /* By dspark__code_scale: the most rows for which dot_codes is the faster way for codes of 4 bits, as
-     * measured (bench/codes_bench.c); 0: never. */
-    uint32_t dot_rows[4];
+    /* [bits == 8][dspark__code_scale]: the most rows for which dot_codes is the faster way, as measured
+     * (bench/codes_bench.c); 0: never. */
+    uint32_t dot_rows[2][4];
 
     void (*gemm_bf16)(const dspark__gemm_bf16 *g);
 
@@ -171,7 +176,7 @@ typedef struct dspark__kern {
     void (*decode)(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                    const dspark__code_format *f, size_t k0, size_t n_k);
 
-    /* decode and gemm_bf16 of a few rows in one; see dspark__dot_codes. */
+    /* decode and gemm_bf16 in one; see dspark__dot_codes. */
     void (*dot_codes)(const dspark__dot_codes *d);
 
     /* sum[i][j] = acc[i][j] * s[j] when first, else fma(acc[i][j], s[j], sum[i][j]), for n_rows rows of
@@ -265,9 +270,10 @@ void dspark__kern_ref(dspark__kern *k);
 void dspark__kern_avx2(dspark__kern *k);
 void dspark__kern_avx512(dspark__kern *k);
 void dspark__kern_avx512bf16(dspark__kern *k);
-/* Not a level: the slots of both AVX-512 levels that gain from VBMI, which a machine has or lacks
- * whatever its level. dspark__kern_select asks. */
+/* Not levels: the slots of both AVX-512 levels that gain from VBMI, which a machine has or lacks
+ * whatever its level, and those of the second alone. dspark__kern_select asks. */
 void dspark__kern_avx512vbmi(dspark__kern *k);
+void dspark__kern_avx512bf16vbmi(dspark__kern *k);
 
 /* Pack rows [0, n_rows) of a row-major bf16 weight [n_rows, k] (any alignment) into consecutive
  * panels. Plain data movement, the same at every level. */

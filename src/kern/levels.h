@@ -200,6 +200,5 @@ size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, f
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                        float *sum);
-void dspark__dot_codes__avx512bf16(const dspark__dot_codes *d);
 
 #endif

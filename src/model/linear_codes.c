@@ -9,6 +9,8 @@
  * L1 until the product reads them once. Many rows: 96 KB in L2, so that accumulators are loaded and
  * stored less often. */
 #define FEW_ROWS 16u
+/* Panels that go together when a product of few rows is made in one go. */
+#define SIDE_BY_SIDE 3u
 #define DECODE_K_FEW 128u
 #define DECODE_K_MANY 1024u
 
@@ -16,6 +18,7 @@
 typedef struct code_scratch {
     uint16_t *block;  /* [DECODE_K_MANY / 2][48][2] */
     float *acc, *sum; /* [n_rows][48] each */
+    float *whole;     /* [SIDE_BY_SIDE][n_rows][48] of few rows, in place of the block; or acc */
     uint16_t *x;      /* [n_rows][DECODE_K_FEW]: gathered columns of a permuted shard */
 } code_scratch;
 
@@ -30,6 +33,7 @@ static code_scratch cut_scratch(void *scratch, size_t n_rows)
     c.sum = (float *)(void *)at;
     at += n_rows * DSPARK__PANEL * sizeof(float);
     c.x = (uint16_t *)(void *)at;
+    c.whole = n_rows <= FEW_ROWS ? (float *)scratch : c.acc;
     return c;
 }
 
@@ -85,20 +89,26 @@ static void run_code_block(const code_block *b, const dspark__kern *kern, const 
     }
 }
 
-/* One panel of codes times few rows, in one go. */
-static void run_few_rows(const dspark__shard *shard, const dspark__kern *kern, size_t p, uint32_t k,
-                         const dspark__gemm_bf16 *g, const void *x, size_t x_stride, float *acc)
+/* Panels of codes in one go. */
+static void run_whole(const dspark__shard *shard, const dspark__kern *kern, size_t p0, size_t n_panels,
+                      uint32_t k, const dspark__gemm_bf16 *g, const void *x, size_t x_stride,
+                      float *acc)
 {
-    dspark__dot_codes d = {.x = x, .x_stride = x_stride, .n_rows = g->n_rows,
-                           .codes = shard->codes + p * shard->code_stride,
+    dspark__dot_codes d = {.x = x, .x_stride = x_stride, .n_rows = g->n_rows, .n_panels = n_panels,
+                           .codes = shard->codes + p0 * shard->code_stride,
+                           .code_stride = shard->code_stride, .scale_stride = shard->scale_stride,
                            .format = &shard->packing.format, .k = k, .group = shard->packing.group,
-                           .acc = acc};
-    if (shard->scales) d.scales = shard->scales + p * shard->scale_stride;
-    if (d.group) d.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
+                           .group_stride = (size_t)shard->n_groups * DSPARK__PANEL, .acc = acc};
+    if (shard->scales) d.scales = shard->scales + p0 * shard->scale_stride;
+    if (d.group) d.group_scales = shard->group_scales + p0 * d.group_stride;
     kern->dot_codes(&d);
-    kern->finish(g->out, g->out_stride, acc,
-                 shard->row_scales ? shard->row_scales + p * DSPARK__PANEL : NULL, g->n_rows,
-                 g->n_out);
+    for (size_t p = 0; p < n_panels; p++) {
+        size_t first = p * DSPARK__PANEL, n = g->n_out - first;
+        const float *scale = NULL;
+        if (shard->row_scales) scale = shard->row_scales + (p0 + p) * DSPARK__PANEL;
+        kern->finish(g->out + first, g->out_stride, acc + first * g->n_rows, scale, g->n_rows,
+                     n < DSPARK__PANEL ? n : DSPARK__PANEL);
+    }
 }
 
 /* One panel of codes. g has what all panels share; its out is this panel's. */
@@ -141,15 +151,18 @@ void dspark__linear_codes_run(const dspark__shard *shard, const dspark__kern *ke
                               size_t n_rows, void *scratch, uint16_t *out, size_t out_stride,
                               size_t n_out)
 {
+    const dspark__packing *packing = &shard->packing;
+    const uint32_t most = kern->dot_rows[packing->bits == 8][packing->format.scale];
+    const int whole = !shard->perm && packing->group % 8 == 0 && n_rows <= most;
+    const uint32_t step = whole && n_rows <= FEW_ROWS ? SIDE_BY_SIDE : 1;
     dspark__gemm_bf16 g = {.n_rows = n_rows, .out_stride = out_stride};
     code_scratch c = cut_scratch(scratch, n_rows);
-    const int few = shard->packing.bits == 4 && !shard->perm && shard->packing.group % 8 == 0 &&
-                    n_rows <= kern->dot_rows[shard->packing.format.scale];
-    for (uint32_t p = 0; p < n_panels; p++) {
+    for (uint32_t p = 0; p < n_panels; p += step) {
+        uint32_t n = n_panels - p < step ? n_panels - p : step;
         g.out = out + (size_t)p * DSPARK__PANEL;
         g.n_out = n_out - (size_t)p * DSPARK__PANEL;
-        if (g.n_out > DSPARK__PANEL) g.n_out = DSPARK__PANEL;
-        if (few) run_few_rows(shard, kern, p0 + p, k, &g, x, x_stride, c.acc);
+        if (g.n_out > n * DSPARK__PANEL) g.n_out = n * DSPARK__PANEL;
+        if (whole) run_whole(shard, kern, p0 + p, n, k, &g, x, x_stride, c.whole);
         else run_code_panel(shard, kern, p0 + p, k, &g, x, x_stride, &c);
     }
 }

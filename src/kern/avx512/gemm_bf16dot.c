@@ -331,10 +331,6 @@ void dspark__kern_avx512bf16(dspark__kern *k)
     k->isa = DSPARK_ISA_AVX512BF16;
     k->gemm_bf16 = dspark__gemm_bf16__avx512bf16;
     k->gemm_groups = dspark__gemm_groups__avx512bf16;
-    k->dot_codes = dspark__dot_codes__avx512bf16;
-    k->dot_rows[DSPARK__CODE_PLAIN] = k->dot_rows[DSPARK__CODE_OFFSET] = 12;
-    k->dot_rows[DSPARK__CODE_E8M0] = 8;
-    k->dot_rows[DSPARK__CODE_E4M3] = 6;
     k->probe_flops = probe_flops;
 }
 

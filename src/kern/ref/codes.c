@@ -46,29 +46,36 @@ void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scale
     }
 }
 
-void dspark__dot_codes__ref(const dspark__dot_codes *d)
+/* One panel times one row. */
+static void dot_row(const dspark__dot_codes *d, size_t p, size_t i)
 {
     enum { STEP = 32 };
     _Alignas(64) uint16_t w[STEP * DSPARK__PANEL];
     _Alignas(64) float acc[DSPARK__PANEL];
     const size_t group = d->group ? d->group : d->k;
-    for (size_t i = 0; i < d->n_rows; i++) {
-        const unsigned char *x = (const unsigned char *)d->x + i * d->x_stride;
-        float *sum = d->acc + i * DSPARK__PANEL;
-        for (size_t k0 = 0, n; k0 < d->k; k0 += n) {
-            size_t left = group - k0 % group; /* of the group, then of k */
-            if (left > d->k - k0) left = d->k - k0;
-            n = left < STEP ? left : STEP;
-            dspark__decode__ref(w, d->codes, d->scales, d->format, k0, n);
-            dspark__gemm_bf16 g = {.x = x + 2 * k0, .x_stride = d->x_stride, .n_rows = 1,
-                                   .panels = w, .n_panels = 1, .k = n,
-                                   .acc = d->group ? acc : sum, .first = k0 % group == 0};
-            dspark__gemm_bf16__ref(&g);
-            if (d->group && n == left)
-                dspark__scale_add__ref(sum, acc, d->group_scales + k0 / group * DSPARK__PANEL, 1,
-                                       k0 < group);
+    const unsigned char *x = (const unsigned char *)d->x + i * d->x_stride;
+    const uint8_t *scales = d->scales ? d->scales + p * d->scale_stride : NULL;
+    float *sum = d->acc + (p * d->n_rows + i) * DSPARK__PANEL;
+    for (size_t k0 = 0, n; k0 < d->k; k0 += n) {
+        size_t left = group - k0 % group; /* of the group, then of k */
+        if (left > d->k - k0) left = d->k - k0;
+        n = left < STEP ? left : STEP;
+        dspark__decode__ref(w, d->codes + p * d->code_stride, scales, d->format, k0, n);
+        dspark__gemm_bf16 g = {.x = x + 2 * k0, .x_stride = d->x_stride, .n_rows = 1,
+                               .panels = w, .n_panels = 1, .k = n,
+                               .acc = d->group ? acc : sum, .first = k0 % group == 0};
+        dspark__gemm_bf16__ref(&g);
+        if (d->group && n == left) {
+            size_t at = p * d->group_stride + k0 / group * DSPARK__PANEL;
+            dspark__scale_add__ref(sum, acc, d->group_scales + at, 1, k0 < group);
         }
     }
+}
+
+void dspark__dot_codes__ref(const dspark__dot_codes *d)
+{
+    for (size_t p = 0; p < d->n_panels; p++)
+        for (size_t i = 0; i < d->n_rows; i++) dot_row(d, p, i);
 }
 
 void dspark__scale_add__ref(float *sum, const float *acc, const float *s, size_t n_rows, int first)

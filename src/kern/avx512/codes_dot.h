@@ -1,0 +1,290 @@
+/* AVX-512 with VBMI: what vectors of packed codes become when they are multiplied in the registers
+ * where they were looked up: the tables, the scales of a run, and the expansion of a few values of k.
+ * Owns no loop over k and no accumulator (codes_bf16dot_vbmi.c).
+ *
+ * Weights under a byte scale come from tables that are a power of two too large; integer subtraction
+ * then takes the rest off the exponent. A zero is 0x8000 there, which a saturating subtraction leaves
+ * alone: so a weight of value 0 is -0 whatever its own sign. That sign can be seen only once an
+ * accumulator has been flushed to -0, which tame x exclude (see is_tame). */
+#ifndef DSPARK_KERN_AVX512_CODES_DOT_H
+#define DSPARK_KERN_AVX512_CODES_DOT_H
+
+#include "kern/avx512/nibbles.h"
+
+typedef enum way {
+    BYTES_HALF,       /* 8 bits: bit 7 is the sign, 128 entries are looked up */
+    BYTES_WHOLE,      /* 8 bits, any table */
+    BYTES_POWER,      /* as BYTES_HALF, with e8m0 scales */
+    NIBBLES_PLAIN,    /* 4 bits, any table */
+    NIBBLES_POWER,    /* with e8m0 scales */
+    NIBBLES_PRODUCT,  /* with e4m3 scales: code and mantissa of the scale are looked up at once */
+    NIBBLES_INTEGER,  /* less an integer; all differences are -16 .. 15 */
+    NO_WAY
+} way;
+
+DSPARK__INLINE int is_bytes(way how)
+{
+    return how <= BYTES_POWER;
+}
+
+DSPARK__INLINE int is_scaled(way how)
+{
+    return how == BYTES_POWER || how == NIBBLES_POWER || how == NIBBLES_PRODUCT;
+}
+
+DSPARK__INLINE int has_scales(way how)
+{
+    return how == NIBBLES_INTEGER || is_scaled(how);
+}
+
+/* Bytes of 8 values of k of a panel. */
+DSPARK__INLINE size_t group_bytes(way how)
+{
+    return is_bytes(how) ? 384 : 192;
+}
+
+/* Bounds that keep every weight normal and every accumulator out of reach of the flush: entries are
+ * zero or within 2^-NEAR .. 2^NEAR, scales within 2^-POWERS .. 2^POWERS (e4m3 is). A weight is then a
+ * multiple of 2^(-16 - 7 - 40), and x, zero or at least 2^-56, one of 2^-63: every sum of products is a
+ * multiple of 2^-126, so none but 0 is subnormal. */
+enum { NEAR = 16, POWERS = 40, TAME_BITS = (127 - 56) << 7, PRODUCT_POWER = 8 };
+
+/* BYTES: of[0..1] lower halves of codes 0-127, [2..3] upper halves, [4..7] the same of the others.
+ * NIBBLES_PRODUCT: lower and upper halves, by 16 * mantissa + code. PLAIN and POWER: of[0], twice 16
+ * entries. INTEGER: of[0] integers, of[1] bf16 of 0 .. 15, -16 .. -1. */
+typedef struct dot_tables {
+    __m512i of[8];
+    __m512i order; /* BYTES: eight codes a lane of 128 bits. NIBBLES_PRODUCT: even bytes before odd ones */
+    __m512i mask;  /* BYTES: 0x80, NIBBLES_PRODUCT: 0x0f, in each byte */
+} dot_tables;
+
+/* Of 16 scale bytes: what is subtracted from words; PRODUCT: the mantissas in bits 4-6. */
+typedef struct dot_scales {
+    __m512i less, mantissa;
+} dot_scales;
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+DSPARK__INLINE int is_near(uint16_t entry)
+{
+    unsigned exponent = entry >> 7 & 255u;
+    return (entry & 0x7fffu) == 0 || (exponent >= 127 - NEAR && exponent < 127 + NEAR);
+}
+
+DSPARK__INLINE int is_number(uint16_t entry)
+{
+    return (entry & 0x7f80u) != 0x7f80u;
+}
+
+/* entry * 2^power, a zero as 0x8000. */
+DSPARK__INLINE uint16_t raised(uint16_t entry, int power)
+{
+    return (entry & 0x7fffu) == 0 ? 0x8000u : (uint16_t)(entry + power * 128);
+}
+
+/* Entries as their lower and upper halves, 128 of them. */
+static void split_entries(__m512i to[4], const uint16_t *entries)
+{
+    _Alignas(64) uint8_t half[2][128];
+    for (size_t i = 0; i < 128; i++) {
+        half[0][i] = (uint8_t)entries[i];
+        half[1][i] = (uint8_t)(entries[i] >> 8);
+    }
+    for (size_t i = 0; i < 4; i++) to[i] = _mm512_load_si512(half[i / 2] + 64 * (i % 2));
+}
+
+/* Codes whose entry is not finite do not occur, so those entries may be anything. */
+static way prepare_bytes(dot_tables *t, const dspark__code_format *f)
+{
+    uint16_t entries[256];
+    int is_half = 1, near = 1;
+    for (size_t c = 0; c < 128; c++) {
+        uint16_t a = f->table[c], b = f->table[c + 128];
+        if (!is_number(a)) a = b & 0x7fffu;
+        if (!is_number(b)) b = a | 0x8000u;
+        is_half &= a < 0x8000u && b == (a | 0x8000u);
+        near &= !is_number(a) || is_near(a);
+        entries[c] = f->scale == DSPARK__CODE_PLAIN ? a : raised(a, POWERS);
+        entries[c + 128] = b;
+    }
+    split_entries(t->of, entries);
+    if (f->scale == DSPARK__CODE_E8M0) return is_half && near ? BYTES_POWER : NO_WAY;
+    if (f->scale != DSPARK__CODE_PLAIN) return NO_WAY;
+    if (is_half) return BYTES_HALF;
+    split_entries(t->of + 4, entries + 128);
+    return BYTES_WHOLE;
+}
+
+static way prepare_product(dot_tables *t, const uint16_t *table)
+{
+    uint16_t entries[128];
+    for (size_t i = 0; i < 128; i++) {
+        uint16_t code = table[i % 16];
+        if (!is_near(code)) return NO_WAY;
+        float mantissa = (float)(8 + i / 16) * 0.125f;
+        float product = dspark__bf16_to_f32(code) * mantissa;
+        entries[i] = raised((uint16_t)(dspark__f32_bits(product) >> 16), PRODUCT_POWER);
+    }
+    split_entries(t->of, entries);
+    return NIBBLES_PRODUCT;
+}
+
+/* The tables of a format and the scale bytes that they serve. */
+static way prepare_tables(dot_tables *t, fast_scales *fast, const dspark__code_format *f)
+{
+    t->order = f->bits == 8 ? _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7)
+                            : _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5,
+                                                                   7, 9, 11, 13, 15));
+    t->mask = _mm512_set1_epi8(f->bits == 8 ? (char)0x80 : 15);
+    fast->low = 127 - POWERS;
+    fast->high = 127 + POWERS;
+    if (f->bits == 8) return prepare_bytes(t, f);
+    nibble_tables n = load_nibbles(f->table);
+    if (f->scale == DSPARK__CODE_E4M3) {
+        fast->low = 8; /* neither zero nor subnormal */
+        fast->high = 0x7e;
+        return prepare_product(t, f->table);
+    }
+    if (f->scale == DSPARK__CODE_E8M0) {
+        uint16_t entries[16];
+        for (size_t c = 0; c < 16; c++) {
+            if (!is_near(f->table[c])) return NO_WAY;
+            entries[c] = raised(f->table[c], POWERS);
+        }
+        t->of[0] = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)entries));
+        return NIBBLES_POWER;
+    }
+    if (f->scale == DSPARK__CODE_OFFSET) {
+        *fast = fast_scales_of(f, &n, DSPARK__CODE_OFFSET);
+        t->of[0] = n.integers;
+        t->of[1] = n.small;
+        return fast->how == SMALL_INTEGERS ? NIBBLES_INTEGER : NO_WAY;
+    }
+    t->of[0] = n.entries;
+    return NIBBLES_PLAIN;
+}
+
+/* ---- scales ---------------------------------------------------------------------------------- */
+
+/* Where the bytes of 16 outputs go: output i / 2 for word i, its lower byte; and output i / 2 for byte i
+ * of both halves of a lane of 128 bits (after the shuffle of expand_products). */
+DSPARK__INLINE __m512i spread_words(__m512i bytes)
+{
+    const __m512i at = _mm512_setr_epi32(0, 0x00010001, 0x00020002, 0x00030003, 0x00040004, 0x00050005,
+                                         0x00060006, 0x00070007, 0x00080008, 0x00090009, 0x000a000a,
+                                         0x000b000b, 0x000c000c, 0x000d000d, 0x000e000e, 0x000f000f);
+    return _mm512_maskz_permutexvar_epi8(0x5555555555555555u, at, bytes);
+}
+
+DSPARK__INLINE __m512i spread_bytes(__m512i bytes)
+{
+    const __m512i at = _mm512_setr_epi64(0x0303020201010000, 0x0303020201010000, 0x0707060605050404,
+                                         0x0707060605050404, 0x0b0b0a0a09090808, 0x0b0b0a0a09090808,
+                                         0x0f0f0e0e0d0d0c0c, 0x0f0f0e0e0d0d0c0c);
+    return _mm512_permutexvar_epi8(at, bytes);
+}
+
+DSPARK__INLINE dot_scales load_scales(const uint8_t *row, size_t v, way how)
+{
+    dot_scales s = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    if (!has_scales(how)) return s;
+    __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(row + 16 * v)));
+    __m512i word = spread_words(bytes);
+    if (how == NIBBLES_INTEGER) {
+        s.less = _mm512_srai_epi16(_mm512_slli_epi16(word, 8), 8);
+    } else if (how == NIBBLES_PRODUCT) { /* 15 less the exponent field, in its place in bf16 */
+        s.less = _mm512_andnot_si512(_mm512_slli_epi16(word, 4), _mm512_set1_epi16(15 << 7));
+        s.mantissa = _mm512_slli_epi16(spread_bytes(bytes), 4);
+    } else {
+        s.less = _mm512_slli_epi16(_mm512_sub_epi16(_mm512_set1_epi16(127 + POWERS), word), 7);
+    }
+    return s;
+}
+
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+/* 2 pairs of k of 48 outputs: w[3 * pair + v]. */
+DSPARK__INLINE void expand_bytes(__m512i w[6], const uint8_t *codes, const dot_tables *t,
+                                 const dot_scales *s, way how)
+{
+    DSPARK__UNROLL
+    for (size_t i = 0; i < 3; i++) {
+        __m512i c = _mm512_permutexvar_epi64(t->order, _mm512_load_si512(codes + 64 * i));
+        fetch_ahead(codes + 64 * i);
+        __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
+        __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
+        if (how == BYTES_WHOLE) {
+            __mmask64 upper = _mm512_movepi8_mask(c);
+            low = _mm512_mask_mov_epi8(low, upper,
+                                       _mm512_permutex2var_epi8(t->of[4], c, t->of[5]));
+            high = _mm512_mask_mov_epi8(high, upper,
+                                        _mm512_permutex2var_epi8(t->of[6], c, t->of[7]));
+        } else { /* high | c & sign */
+            high = _mm512_ternarylogic_epi32(high, c, t->mask, 0xf8);
+        }
+        w[2 * i] = _mm512_unpacklo_epi8(low, high);
+        w[2 * i + 1] = _mm512_unpackhi_epi8(low, high);
+        if (how != BYTES_POWER) continue;
+        w[2 * i] = _mm512_subs_epi16(w[2 * i], s[2 * i % 3].less);
+        w[2 * i + 1] = _mm512_subs_epi16(w[2 * i + 1], s[(2 * i + 1) % 3].less);
+    }
+}
+
+/* 4 pairs of k of 16 outputs, which 64 bytes hold: bytes are looked up, the two halves of 64 products
+ * apart. Even bytes hold pairs 0 and 1, odd ones 2 and 3. */
+DSPARK__INLINE void expand_products(__m512i w[GROUP_PAIRS], const uint8_t *codes,
+                                    const dot_tables *t, const dot_scales *s)
+{
+    __m512i raw = _mm512_shuffle_epi8(_mm512_load_si512(codes), t->order);
+    fetch_ahead(codes);
+    DSPARK__UNROLL
+    for (size_t j = 0; j < 2; j++) {
+        __m512i c = j ? _mm512_srli_epi16(raw, 4) : raw;
+        c = _mm512_ternarylogic_epi32(t->mask, c, s->mantissa, 0xca); /* mask ? c : mantissa */
+        __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
+        __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
+        w[j] = _mm512_subs_epi16(_mm512_unpacklo_epi8(low, high), s->less);
+        w[j + 2] = _mm512_subs_epi16(_mm512_unpackhi_epi8(low, high), s->less);
+    }
+}
+
+DSPARK__INLINE void expand_words(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
+                                 const dot_scales *s, way how)
+{
+    __m512i raw = _mm512_load_si512(codes);
+    fetch_ahead(codes);
+    DSPARK__UNROLL
+    for (size_t j = 0; j < GROUP_PAIRS; j++) {
+        w[j] = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), t->of[0]);
+        if (how == NIBBLES_POWER) w[j] = _mm512_subs_epi16(w[j], s->less);
+        if (how == NIBBLES_INTEGER)
+            w[j] = _mm512_permutexvar_epi16(_mm512_sub_epi16(w[j], s->less), t->of[1]);
+    }
+}
+
+DSPARK__INLINE void expand_line(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
+                                const dot_scales *s, way how)
+{
+    if (how == NIBBLES_PRODUCT) expand_products(w, codes, t, s);
+    else expand_words(w, codes, t, s, how);
+}
+
+/* ---- x --------------------------------------------------------------------------------------- */
+
+/* Is every element of n_rows rows zero or large enough (TAME_BITS)? */
+static int is_tame(const unsigned char *x, size_t x_stride, size_t n_rows, size_t k)
+{
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), one = _mm512_set1_epi16(1);
+    const __m512i bound = _mm512_set1_epi16(TAME_BITS - 1);
+    __mmask32 small = 0;
+    for (size_t i = 0; i < n_rows && small == 0; i++, x += x_stride) {
+        for (size_t j = 0; j < k; j += 32) {
+            __mmask32 m = k - j >= 32 ? 0xffffffffu : (1u << (k - j)) - 1;
+            __m512i u = _mm512_and_si512(_mm512_maskz_loadu_epi16(m, x + 2 * j), magnitude);
+            small |= _mm512_cmplt_epu16_mask(_mm512_sub_epi16(u, one), bound); /* 0 is not small */
+        }
+    }
+    return small == 0;
+}
+
+#endif
