@@ -229,6 +229,11 @@ typedef struct dspark__kern {
 
     void (*pack_entries)(const dspark__pack_entries *p);
 
+    /* One panel of a bf16 weight: n_rows <= 48 rows of k values, `stride` bytes from row to row, stored
+     * past the caches where the level can. 1 when every value is finite; the panel is written whole
+     * either way. */
+    int (*pack_panel)(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
+
     /* y = bf16(value(code) * scale): the fp32 product of fp8 code and scale, rounded once more. */
     void (*e4m3_to_bf16)(uint16_t *y, const uint8_t *codes, size_t n, float scale);
     void (*e5m2_to_bf16)(uint16_t *y, const uint8_t *codes, size_t n, float scale);

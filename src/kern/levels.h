@@ -131,6 +131,7 @@ void dspark__scale_rows__ref(float *acc, const float *a, size_t n_panels, size_t
 void dspark__attend_finish__ref(uint16_t *out, size_t out_stride, const float *acc, const float *l,
                                  size_t n_rows, size_t n_out);
 void dspark__pack_entries__ref(const dspark__pack_entries *p);
+int dspark__pack_panel__ref(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
 void dspark__e4m3_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__e5m2_to_bf16__ref(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__silu_mul__ref(uint16_t *y, const void *g, const void *u, size_t n);
@@ -160,6 +161,7 @@ void dspark__scale_rows__avx2(float *acc, const float *a, size_t n_panels, size_
 void dspark__attend_finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *l,
                                  size_t n_rows, size_t n_out);
 void dspark__pack_entries__avx2(const dspark__pack_entries *p);
+int dspark__pack_panel__avx2(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
 void dspark__e4m3_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__e5m2_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__silu_mul__avx2(uint16_t *y, const void *g, const void *u, size_t n);
@@ -189,6 +191,7 @@ void dspark__scale_rows__avx512(float *acc, const float *a, size_t n_panels, siz
 void dspark__attend_finish__avx512(uint16_t *out, size_t out_stride, const float *acc, const float *l,
                                  size_t n_rows, size_t n_out);
 void dspark__pack_entries__avx512(const dspark__pack_entries *p);
+int dspark__pack_panel__avx512(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
 void dspark__e4m3_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__e5m2_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__silu_mul__avx512(uint16_t *y, const void *g, const void *u, size_t n);

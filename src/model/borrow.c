@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/alloc.h"
 #include "base/checked.h"
 #include "base/status.h"
 #include "ckpt/json.h"
@@ -20,8 +19,6 @@ static const char *const prefixes[] = {"", "model.", "language_model.", "languag
                                        "model.language_model."};
 #define N_PREFIXES (sizeof prefixes / sizeof *prefixes)
 #define JSON_DEPTH 32
-/* Bytes of a host's matrix that are copied at a time. */
-#define HOST_PIECE_BYTES (8u << 20)
 
 /* The part of `name` behind "PREFIX MODULE.", or NULL when it is another module's tensor. */
 static const char *suffix_of(const char *name, const char *module)
@@ -239,53 +236,13 @@ static dspark_status check_host(const dspark_host_matrix *h, const dspark_config
     return DSPARK_OK;
 }
 
-/* One piece of the host's rows, side by side. */
-static dspark_status copy_rows(const dspark_host_matrix *h, const dspark__kern *kern, uint32_t row,
-                               uint32_t n, uint16_t *to, dspark_error *err)
-{
-    const unsigned char *from = h->data;
-    const size_t cols = (size_t)h->cols;
-    for (uint32_t r = 0; r < n; r++) {
-        uint16_t *at = to + r * cols;
-        memcpy(at, from + (row + (size_t)r) * host_stride(h), cols * 2);
-        if (kern->finite_bf16(at, cols)) continue;
-        size_t i = 0;
-        while ((at[i] & 0x7f80u) != 0x7f80u) i++;
-        return dspark__fail(err, DSPARK_ENONFINITE, "lm_head",
-                            "row %u, column %zu of the host's matrix is NaN or infinite", row + r, i);
-    }
-    return DSPARK_OK;
-}
-
-/* In pieces: beside the packed weights, one piece is all that is copied. */
 static dspark_status pack_host(dspark__filler *f, const dspark_host_matrix *h, dspark_error *err)
 {
     dspark_model *m = f->model;
-    const uint32_t rows = m->config.vocab_size, cols = m->config.hidden_size;
-    uint32_t piece = HOST_PIECE_BYTES / 2 / cols / DSPARK__PANEL * DSPARK__PANEL;
-    dspark__kern kern;
-    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
-    if (st == DSPARK_OK)
-        st = dspark__merged_linear_init_even(&m->block.lm_head, "lm_head", cols, 1, rows, &m->allocator,
-                                             err);
-    if (st != DSPARK_OK) return st;
-    if (piece == 0) piece = DSPARK__PANEL;
-    if (piece > rows) piece = rows;
-    size_t bytes = (size_t)piece * cols * 2;
-    uint16_t *dense = dspark__alloc(&m->allocator, bytes, 64);
-    if (!dense) return dspark__fail_nomem(err, "lm_head", bytes);
-    dspark__fill_mark(f, "lm_head", rows, cols);
-    for (uint32_t row = 0; st == DSPARK_OK && row < rows;) {
-        uint32_t n = rows - row < piece ? rows - row : piece;
-        st = copy_rows(h, &kern, row, n, dense, err);
-        if (st != DSPARK_OK) break;
-        if (f->digest) dspark__digest_update(f->digest, dense, (size_t)n * cols * 2);
-        st = dspark__merged_linear_fill_rows(&m->block.lm_head, 0, row, n, dense, err);
-        if (st == DSPARK_OK) st = dspark__fill_progress(f, "lm_head", (uint64_t)n * cols * 2, err);
-        row += n;
-    }
-    dspark__free(&m->allocator, dense, bytes);
-    return st;
+    dspark_status st = dspark__merged_linear_init_even(&m->block.lm_head, "lm_head",
+                                                       m->config.hidden_size, 1, m->config.vocab_size,
+                                                       &m->allocator, err);
+    return st == DSPARK_OK ? dspark__fill_rows(f, &m->block.lm_head, 0, h->data, host_stride(h), err) : st;
 }
 
 /* ---- in turn ---- */

@@ -1,16 +1,14 @@
-/* A linear whose rows come from several modules: packing, tick-off, and the blocking of the product.
+/* A linear whose rows come from several modules: its memory, and the blocking of the product.
  * Work is split over outputs and rows, never over k: every output has one accumulator (or one a
  * K-group, where the scheme says so). */
 #include "model/merged_linear.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/status.h"
 #include "model/linear_codes.h"
-#include "quant/parts.h"
 
 /* Up to this many rows one call takes the whole of k: the weights are read once, as streams. */
 #define FEW_ROWS 16u
@@ -18,8 +16,6 @@
  * L2 cache (1 MB) while the weights stream through. */
 #define BLOCK_K 1792u
 #define BLOCK_PANELS 3u
-/* Bytes of a module that are packed between two progress steps. */
-#define PIECE_BYTES (8u << 20)
 
 const dspark__packing dspark__packing_bf16 = {.bits = 16};
 
@@ -61,24 +57,30 @@ uint64_t dspark__packing_bytes(const dspark__packing *packing, uint64_t rows, ui
     return measure(&z, packing, rows, k) ? z.total : 0;
 }
 
-static dspark_status take_memory(dspark__merged_linear *ml, dspark__shard *shard, dspark_error *err)
+/* Where the five lie in `at`, which has room for z->total bytes. */
+static void lay_out(dspark__shard *shard, const shard_sizes *z, unsigned char *at)
+{
+    shard->bytes = z->total;
+    shard->code_stride = z->code_stride;
+    shard->scale_stride = z->scale_stride;
+    shard->n_groups = (uint32_t)z->n_groups;
+    shard->codes = at;
+    if (z->scales) shard->scales = at + z->codes;
+    if (z->groups) shard->group_scales = (float *)(void *)(at + z->codes + z->scales);
+    if (z->rows) shard->row_scales = (float *)(void *)(at + z->codes + z->scales + z->groups);
+    if (z->perm) shard->perm = (uint32_t *)(void *)(at + z->codes + z->scales + z->groups + z->rows);
+}
+
+dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, dspark_error *err)
 {
     shard_sizes z;
+    dspark__shard *shard = &ml->shards[s];
     if (!measure(&z, &shard->packing, shard->rows, ml->k))
         return dspark__fail(err, DSPARK_EINVAL, ml->name, "a shard of %u x %u overflows memory",
                             shard->rows, ml->k);
     shard->memory = dspark__alloc(&ml->allocator, z.total, 64);
     if (!shard->memory) return dspark__fail_nomem(err, ml->name, z.total);
-    shard->bytes = z.total;
-    shard->code_stride = z.code_stride;
-    shard->scale_stride = z.scale_stride;
-    shard->n_groups = (uint32_t)z.n_groups;
-    unsigned char *at = shard->memory;
-    shard->codes = at;
-    if (z.scales) shard->scales = at + z.codes;
-    if (z.groups) shard->group_scales = (float *)(void *)(at + z.codes + z.scales);
-    if (z.rows) shard->row_scales = (float *)(void *)(at + z.codes + z.scales + z.groups);
-    if (z.perm) shard->perm = (uint32_t *)(void *)(at + z.codes + z.scales + z.groups + z.rows);
+    lay_out(shard, &z, shard->memory);
     return DSPARK_OK;
 }
 
@@ -127,176 +129,6 @@ void dspark__merged_linear_free(dspark__merged_linear *ml)
             dspark__free(&ml->allocator, ml->shards[s].memory, ml->shards[s].bytes);
     if (ml->shards) dspark__free(&ml->allocator, ml->shards, ml->n_shards * sizeof *ml->shards);
     memset(ml, 0, sizeof *ml);
-}
-
-/* ---- filling ---- */
-
-typedef struct pack_job {
-    const dspark__shard *shard;
-    const dspark__fill *fill;
-    const dspark__kern *kern;
-    uint64_t k;
-    uint32_t panel0, n_panels;
-    atomic_uint next;
-    atomic_uint bad; /* the first panel with a weight that is not finite, or UINT32_MAX */
-} pack_job;
-
-/* Missing rows and padding are zero, so a panel is finite when its rows are. */
-static int panel_is_finite(const pack_job *job, const unsigned char *codes)
-{
-    const dspark__packing *packing = &job->shard->packing;
-    if (packing->bits == 16) return job->kern->finite_bf16(codes, dspark__panel_elements(job->k));
-    if (packing->bits != 8) return 1; /* no code of 4 bits is NaN */
-    for (size_t i = 0; i < job->shard->code_stride; i++)
-        if ((packing->format.table[codes[i]] & 0x7f80u) == 0x7f80u) return 0;
-    return 1;
-}
-
-static void pack_task(void *arg, size_t worker)
-{
-    pack_job *job = arg;
-    const dspark__shard *shard = job->shard;
-    (void)worker;
-    for (uint32_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_panels;) {
-        size_t p = job->panel0 + i;
-        uint64_t row = p * DSPARK__PANEL, left = shard->rows - row;
-        dspark__panel_out out = {.codes = shard->codes + p * shard->code_stride};
-        if (shard->scales) out.scales = shard->scales + p * shard->scale_stride;
-        if (shard->group_scales)
-            out.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
-        if (shard->row_scales) out.row_scales = shard->row_scales + p * DSPARK__PANEL;
-        if (shard->packing.bits != 16) memset(out.codes, 0, shard->code_stride);
-        shard->scheme->pack(job->fill->module, &shard->packing, job->fill->rule, row,
-                            left < DSPARK__PANEL ? left : DSPARK__PANEL, shard->rows, job->k, &out);
-        if (panel_is_finite(job, out.codes)) continue;
-        unsigned seen = atomic_load(&job->bad);
-        while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, (unsigned)p)) {
-        }
-    }
-}
-
-/* The tensor that holds the rows; the others of the module are small. */
-static const dspark_tensor *main_part(const dspark__module *m)
-{
-    const dspark_tensor *t = dspark__module_part(m, "weight");
-    return t ? t : dspark__module_part(m, "weight_packed");
-}
-
-/* Every tensor but the main one, in the order of their suffixes: how files are cut does not count. */
-static dspark_status digest_small_parts(const dspark__fill *f, const dspark_tensor *rows,
-                                        dspark_error *err)
-{
-    const char *last = "";
-    for (uint32_t n = 0; n < f->module->n_parts; n++) {
-        const char *suffix = NULL;
-        const dspark_tensor *t = NULL;
-        for (uint32_t i = 0; i < f->module->n_parts; i++)
-            if (strcmp(f->module->parts[i].suffix, last) > 0 &&
-                (!suffix || strcmp(f->module->parts[i].suffix, suffix) < 0)) {
-                suffix = f->module->parts[i].suffix;
-                t = f->module->parts[i].tensor;
-            }
-        if (!t) break;
-        last = suffix;
-        if (t == rows) continue;
-        dspark_status st = dspark__checkpoint_verify(f->ckpt, t, err);
-        if (st != DSPARK_OK) return st;
-        dspark__digest_update(f->digest, suffix, strlen(suffix) + 1);
-        dspark__digest_update(f->digest, t->data, t->n_bytes);
-    }
-    return DSPARK_OK;
-}
-
-static dspark_status pack_pieces(const dspark__merged_linear *ml, dspark__shard *shard,
-                                 const dspark__fill *f, dspark_error *err)
-{
-    dspark_status st;
-    const dspark_tensor *t = main_part(f->module);
-    dspark__kern kern;
-    if ((st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err)) != DSPARK_OK) return st;
-    uint64_t row_bytes = t->n_bytes / shard->rows;
-    uint64_t piece = PIECE_BYTES / (row_bytes ? row_bytes : 1) / DSPARK__PANEL * DSPARK__PANEL;
-    if (piece == 0) piece = DSPARK__PANEL;
-    for (uint64_t row = 0; row < shard->rows; row += piece) {
-        uint64_t n = shard->rows - row < piece ? shard->rows - row : piece;
-        if ((st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) return st;
-        if (f->digest)
-            dspark__digest_update(f->digest, (const unsigned char *)t->data + row * row_bytes,
-                                  n * row_bytes);
-        pack_job job = {.shard = shard, .fill = f, .kern = &kern, .k = ml->k, .bad = UINT32_MAX};
-        job.panel0 = (uint32_t)(row / DSPARK__PANEL);
-        job.n_panels = (uint32_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
-        dspark__threads_run(f->threads, pack_task, &job, dspark__threads_count(f->threads));
-        dspark__checkpoint_drop(f->ckpt, t, row * row_bytes, n * row_bytes);
-        unsigned bad = atomic_load(&job.bad);
-        if (bad != UINT32_MAX) {
-            unsigned last = (bad + 1) * DSPARK__PANEL;
-            return dspark__fail(err, DSPARK_ENONFINITE, t->name,
-                                "a weight in rows %u to %u is NaN or infinite (inspect --deep counts "
-                                "them)",
-                                bad * DSPARK__PANEL, (last < shard->rows ? last : shard->rows) - 1);
-        }
-        if (f->step && f->step(f->user, n * row_bytes))
-            return dspark__fail(err, DSPARK_ECANCELLED, f->module->name, "cancelled while packing");
-    }
-    return DSPARK_OK;
-}
-
-dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
-                                         const dspark__fill *f, dspark_error *err)
-{
-    dspark_status st;
-    dspark__shard *shard = &ml->shards[s];
-    dspark__quant_rule silent = {0};
-    dspark__fill fill = *f;
-    if (!fill.rule) fill.rule = &silent;
-    if (shard->scheme)
-        return dspark__fail(err, DSPARK_EMODEL, f->module->name, "shard %u of %s arrived twice", s,
-                            ml->name);
-    st = dspark__scheme_detect(&shard->scheme, f->module, fill.rule, shard->rows, ml->k, err);
-    if (st == DSPARK_OK)
-        st = shard->scheme->validate(f->module, fill.rule, shard->rows, ml->k, &shard->packing, err);
-    if (st == DSPARK_OK && !main_part(f->module))
-        st = dspark__fail(err, DSPARK_EMODEL, f->module->name, "has no weight");
-    if (st == DSPARK_OK) st = take_memory(ml, shard, err);
-    if (st == DSPARK_OK && f->digest) st = digest_small_parts(&fill, main_part(f->module), err);
-    if (st == DSPARK_OK && shard->perm)
-        shard->scheme->permutation(f->module, ml->k, shard->packing.group, shard->perm);
-    if (st == DSPARK_OK) st = pack_pieces(ml, shard, &fill, err);
-    if (st != DSPARK_OK) {
-        if (shard->memory) dspark__free(&ml->allocator, shard->memory, shard->bytes);
-        *shard = (dspark__shard){.rows = shard->rows, .n_panels = shard->n_panels};
-        return st;
-    }
-    ml->bytes += shard->bytes;
-    ml->n_filled++;
-    return DSPARK_OK;
-}
-
-dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, uint32_t row,
-                                              uint32_t n, const uint16_t *w, dspark_error *err)
-{
-    dspark__shard *shard = &ml->shards[s];
-    if (shard->scheme)
-        return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
-    if (!shard->memory) {
-        shard->packing = dspark__packing_bf16;
-        dspark_status st = take_memory(ml, shard, err);
-        if (st != DSPARK_OK) return st;
-    }
-    unsigned char *to = shard->codes + row / DSPARK__PANEL * shard->code_stride;
-    dspark__pack_bf16((uint16_t *)(void *)to, w, n, ml->k);
-    if (row + n < shard->rows) return DSPARK_OK;
-    shard->scheme = &dspark__scheme_bf16;
-    ml->bytes += shard->bytes;
-    ml->n_filled++;
-    return DSPARK_OK;
-}
-
-dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
-                                               const uint16_t *w, dspark_error *err)
-{
-    return dspark__merged_linear_fill_rows(ml, s, 0, ml->shards[s].rows, w, err);
 }
 
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err)

@@ -53,6 +53,11 @@ dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const c
                                               dspark_error *err);
 void dspark__merged_linear_free(dspark__merged_linear *ml);
 
+/* ---- filling: merged_fill.c ---- */
+
+/* Memory for a shard whose packing is known. */
+dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, dspark_error *err);
+
 /* Where a shard's weights come from and who hears of it. */
 typedef struct dspark__fill {
     const dspark_checkpoint *ckpt;
@@ -73,10 +78,11 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
 /* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
 dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
                                                const uint16_t *w, dspark_error *err);
-/* The same piece by piece: rows [row, row + n), in order, each piece but the last a multiple of
- * DSPARK__PANEL rows. The shard is filled with its last row. */
-dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, uint32_t row,
-                                              uint32_t n, const uint16_t *w, dspark_error *err);
+/* Take them from bf16 rows that lie `stride` bytes apart, as dspark__merged_linear_fill does; of the
+ * fill, module and checkpoint are not used. DSPARK_ENONFINITE names row and column. */
+dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, const void *rows,
+                                              size_t stride, const dspark__fill *fill,
+                                              dspark_error *err);
 
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);

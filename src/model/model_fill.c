@@ -7,6 +7,7 @@
 #include "base/numfmt.h"
 #include "base/status.h"
 #include "ckpt/dtype.h"
+#include "quant/parts.h"
 
 dspark_status dspark__module_add(dspark__module *module, const char *suffix,
                                  const dspark_tensor *tensor, dspark_error *err)
@@ -93,6 +94,15 @@ dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, u
     return st == DSPARK_OK ? dspark__merged_linear_fill(ml, shard, &fill, err) : st;
 }
 
+dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
+                                const void *rows, size_t stride, dspark_error *err)
+{
+    dspark__fill fill = {.threads = f->threads, .digest = f->digest, .step = report_rows, .user = f};
+    f->row_bytes = f->row_work = (uint64_t)ml->k * 2;
+    dspark__fill_mark(f, ml->name, ml->shards[shard].rows, ml->k);
+    return dspark__merged_linear_fill_rows(ml, shard, rows, stride, &fill, err);
+}
+
 dspark_status dspark__fill_linear(dspark__filler *f, dspark__merged_linear *ml, const char *name,
                                   uint32_t k, uint32_t n_shards, uint32_t rows_each,
                                   const dspark__module *first, size_t step, dspark_error *err)
@@ -104,12 +114,35 @@ dspark_status dspark__fill_linear(dspark__filler *f, dspark__merged_linear *ml, 
     return st == DSPARK_OK ? dspark__merged_linear_complete(ml, err) : st;
 }
 
+static dspark_status fail_element(const dspark__module *module, uint64_t row, uint64_t column,
+                                  dspark_error *err)
+{
+    return dspark__fail(err, DSPARK_ENONFINITE, module->name, "row %llu, column %llu is NaN or infinite",
+                        (unsigned long long)row, (unsigned long long)column);
+}
+
+/* Rows that are bf16 already. */
+static dspark_status copy_rows(const dspark__module *module, uint32_t rows, uint32_t k, uint16_t *to,
+                               dspark_error *err)
+{
+    const size_t n = (size_t)rows * k;
+    dspark__kern kern;
+    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
+    if (st != DSPARK_OK) return st;
+    memcpy(to, dspark__module_part(module, "weight")->data, n * 2);
+    if (kern.finite_bf16(to, n)) return DSPARK_OK;
+    size_t i = 0;
+    while ((to[i] & 0x7f80u) != 0x7f80u) i++;
+    return fail_element(module, i / k, i % k, err);
+}
+
 /* The rows as doubles, one by one, each element rounded once. */
 static dspark_status expand_rows(dspark__filler *f, const dspark__module *module,
                                  const dspark__scheme *scheme, const dspark__quant_rule *rule,
                                  uint32_t rows, uint32_t k, uint16_t *to, dspark_error *err)
 {
     size_t bytes = (size_t)k * sizeof(double);
+    if (scheme == &dspark__scheme_bf16) return copy_rows(module, rows, k, to, err);
     double *row = dspark__alloc(&f->model->allocator, bytes, 64);
     dspark_status st = DSPARK_OK;
     if (!row) return dspark__fail_nomem(err, module->name, bytes);
@@ -119,8 +152,7 @@ static dspark_status expand_rows(dspark__filler *f, const dspark__module *module
             uint16_t value = dspark__f64_to_bf16(row[i]);
             to[(size_t)r * k + i] = value;
             if ((value & 0x7f80u) == 0x7f80u) {
-                st = dspark__fail(err, DSPARK_ENONFINITE, module->name,
-                                  "row %u, column %u is NaN or infinite", r, i);
+                st = fail_element(module, r, i, err);
                 break;
             }
         }

@@ -43,6 +43,10 @@ dspark_status dspark__fill_linear(dspark__filler *f, dspark__merged_linear *ml, 
 dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
                                  const dspark__module *module, dspark_error *err);
 
+/* One shard from the host's bf16 rows, `stride` bytes apart. */
+dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
+                                const void *rows, size_t stride, dspark_error *err);
+
 /* A weight of any scheme as dense bf16 [rows][k], every element rounded once, finite. */
 dspark_status dspark__fill_dense(dspark__filler *f, const dspark__module *module, const char *name,
                                  uint32_t rows, uint32_t k, uint16_t *to, dspark_error *err);

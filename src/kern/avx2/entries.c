@@ -2,6 +2,7 @@
  * ref/entries.c bit for bit. Tails run the same code on a zero-padded copy. */
 #if defined(__x86_64__)
 #include "kern/avx2/bits.h"
+#include "kern/avx2/transpose.h"
 
 enum { GROUP = 16 }; /* entries at a time: 18 KB of K3's, which stay in L1 for both panels */
 enum { LANES = 8 };
@@ -70,38 +71,13 @@ void dspark__e5m2_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, flo
     decode_fp8(y, codes, n, scale, FP8_E5M2);
 }
 
-/* 8 x 8 words of 32 bits. */
-DSPARK__INLINE void transpose(__m256i r[LANES])
-{
-    __m256i t[LANES];
-    DSPARK__UNROLL
-    for (int i = 0; i < LANES; i += 2) {
-        t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    DSPARK__UNROLL
-    for (int i = 0; i < LANES; i += 4) { /* r[i + c]: columns c and 4 + c of rows i .. i+3 */
-        r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    DSPARK__UNROLL
-    for (int c = 0; c < 4; c++) {
-        t[c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x20);
-        t[4 + c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x31);
-    }
-    DSPARK__UNROLL
-    for (int i = 0; i < LANES; i++) r[i] = t[i];
-}
-
 /* Rows of eight entries, whole, as outputs of eight pairs of a K panel. */
 DSPARK__INLINE void pack_k_block(uint16_t *to, const void *const row[LANES], size_t n_pairs)
 {
     __m256i r[LANES];
     DSPARK__UNROLL
     for (size_t j = 0; j < LANES; j++) r[j] = _mm256_loadu_si256(row[j]);
-    transpose(r);
+    transpose_8(r);
     DSPARK__UNROLL
     for (size_t i = 0; i < LANES; i++)
         if (i < n_pairs) _mm256_store_si256((void *)(to + i * DSPARK__PANEL * 2), r[i]);

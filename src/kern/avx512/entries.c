@@ -2,6 +2,7 @@
  * to ref/entries.c bit for bit; tails are masked. */
 #if defined(__x86_64__)
 #include "kern/avx512/bits.h"
+#include "kern/avx512/transpose.h"
 
 enum { GROUP = 16 }; /* entries at a time: 18 KB of K3's, which stay in L1 for both panels */
 
@@ -61,38 +62,6 @@ void dspark__e5m2_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, f
     decode_fp8(y, codes, n, scale, FP8_E5M2);
 }
 
-/* 16 x 16 words of 32 bits. */
-DSPARK__INLINE void transpose(__m512i r[GROUP])
-{
-    __m512i t[GROUP];
-    DSPARK__UNROLL
-    for (int i = 0; i < GROUP; i += 2) { /* pairs of rows: words within 128 bits */
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    DSPARK__UNROLL
-    for (int i = 0; i < GROUP;
-         i += 4) { /* r[i+c]: column 4b+c of rows i .. i+3 in 128-bit block b */
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    DSPARK__UNROLL
-    for (int c = 0; c < 4; c++) { /* then 4 x 4 blocks */
-        __m512i low01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44);
-        __m512i high01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
-        __m512i low23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
-        __m512i high23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
-        t[c] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-        t[4 + c] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
-        t[8 + c] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-        t[12 + c] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
-    }
-    DSPARK__UNROLL
-    for (int i = 0; i < GROUP; i++) r[i] = t[i];
-}
-
 /* 16 entries, n of which exist, as outputs of a K panel: n_pairs <= 16 pairs from pair on, with the
  * values of mask. */
 DSPARK__INLINE void pack_k_block(uint16_t *to, const void *const *entries, size_t n, size_t pair,
@@ -103,7 +72,7 @@ DSPARK__INLINE void pack_k_block(uint16_t *to, const void *const *entries, size_
     for (size_t j = 0; j < GROUP; j++)
         r[j] = j < n ? _mm512_maskz_loadu_epi16(mask, bf16_at(entries[j], 2 * pair))
                      : _mm512_setzero_si512();
-    transpose(r);
+    transpose_16(r);
     to += pair * DSPARK__PANEL * 2;
     DSPARK__UNROLL
     for (size_t i = 0; i < GROUP; i++)

@@ -1,0 +1,292 @@
+/* Filling the shards of a merged linear: modules or rows in memory into panels, on all threads. Every
+ * panel is hashed, packed and checked by one thread while it is in that thread's cache, and files are
+ * dropped from memory behind the packing. */
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/status.h"
+#include "model/merged_linear.h"
+#include "quant/parts.h"
+
+/* What is packed between two progress steps: so many bytes, and enough panels to share out. */
+#define PIECE_BYTES (8u << 20)
+#define PIECE_PANELS 16u
+
+typedef struct pack_job {
+    const dspark__shard *shard;
+    const dspark__fill *fill;
+    const dspark__kern *kern;
+    const unsigned char *rows; /* row r of the shard at rows + r * stride, row_bytes long */
+    size_t stride, row_bytes;
+    uint64_t k;
+    uint32_t panel0, n_panels;
+    atomic_uint next;
+    atomic_uint turn; /* the panel that enters the digest next */
+    atomic_uint bad;      /* the first panel with a weight that is not finite, or UINT32_MAX */
+} pack_job;
+
+static uint64_t rows_of_panel(const pack_job *job, size_t p)
+{
+    uint64_t left = job->shard->rows - p * DSPARK__PANEL;
+    return left < DSPARK__PANEL ? left : DSPARK__PANEL;
+}
+
+/* Bring a panel's rows into this thread's cache, in order (the packing that follows reads 48 places at
+ * once, which memory is slow at). Stops early when it is `mine` turn. */
+static void read_ahead(const pack_job *job, size_t p, uint32_t mine)
+{
+    enum { PAGE = 4096, LINE = 64 };
+    const volatile unsigned char *from = job->rows + p * DSPARK__PANEL * job->stride;
+    const size_t n = (rows_of_panel(job, p) - 1) * job->stride + job->row_bytes;
+    for (size_t page = 0; page < n; page += PAGE) {
+        if (job->fill->digest && atomic_load_explicit(&job->turn, memory_order_relaxed) == mine) return;
+        (void)from[page];
+        for (size_t at = page; at < n && at < page + PAGE; at += LINE)
+            __builtin_prefetch((const void *)(from + at), 0, 2);
+    }
+}
+
+/* Panels enter the digest in order. A thread that has to wait reads ahead meanwhile; for one that has
+ * not, the digest is what brings the panel into the cache. */
+static void digest_panel(pack_job *job, uint32_t i)
+{
+    const size_t p = (size_t)job->panel0 + i;
+    const unsigned char *from = job->rows + p * DSPARK__PANEL * job->stride;
+    const uint64_t n = rows_of_panel(job, p);
+    read_ahead(job, p, i);
+    if (!job->fill->digest) return;
+    while (atomic_load_explicit(&job->turn, memory_order_acquire) != i) sched_yield();
+    if (job->stride == job->row_bytes)
+        dspark__digest_update(job->fill->digest, from, n * job->row_bytes);
+    else
+        for (uint64_t r = 0; r < n; r++)
+            dspark__digest_update(job->fill->digest, from + r * job->stride, job->row_bytes);
+    atomic_store_explicit(&job->turn, i + 1, memory_order_release);
+}
+
+/* Codes of 8 bits that are not finite; no code of 4 bits is. Padding has the value 0. */
+static int codes_are_finite(const dspark__shard *shard, const unsigned char *codes)
+{
+    const dspark__packing *packing = &shard->packing;
+    if (packing->bits != 8) return 1;
+    for (int c = 0; c < 256; c++)
+        if ((packing->format.table[c] & 0x7f80u) == 0x7f80u && memchr(codes, c, shard->code_stride))
+            return 0;
+    return 1;
+}
+
+/* 1 when all weights are finite. */
+static int pack_panel(const pack_job *job, size_t p)
+{
+    const dspark__shard *shard = job->shard;
+    const dspark__packing *packing = &shard->packing;
+    const uint64_t row = p * DSPARK__PANEL, n = rows_of_panel(job, p);
+    dspark__panel_out out = {.codes = shard->codes + p * shard->code_stride};
+    if (!shard->scheme || shard->scheme == &dspark__scheme_bf16)
+        return job->kern->pack_panel(out.codes, job->rows + row * job->stride, job->stride, n, job->k);
+    if (shard->scales) out.scales = shard->scales + p * shard->scale_stride;
+    if (shard->group_scales)
+        out.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
+    if (shard->row_scales) out.row_scales = shard->row_scales + p * DSPARK__PANEL;
+    if (packing->bits != 16) memset(out.codes, 0, shard->code_stride);
+    shard->scheme->pack(job->fill->module, packing, job->fill->rule, row, n, shard->rows, job->k, &out);
+    if (packing->bits == 16)
+        return job->kern->finite_bf16(out.codes, dspark__panel_elements(job->k));
+    return codes_are_finite(shard, out.codes);
+}
+
+static void pack_task(void *arg, size_t worker)
+{
+    pack_job *job = arg;
+    (void)worker;
+    for (uint32_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_panels;) {
+        const unsigned p = job->panel0 + i;
+        digest_panel(job, i);
+        if (pack_panel(job, p)) continue;
+        unsigned seen = atomic_load(&job->bad);
+        while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, p)) {
+        }
+    }
+}
+
+/* The tensor that holds the rows; the others of the module are small. */
+static const dspark_tensor *main_part(const dspark__module *m)
+{
+    const dspark_tensor *t = dspark__module_part(m, "weight");
+    return t ? t : dspark__module_part(m, "weight_packed");
+}
+
+/* Every tensor but the main one, in the order of their suffixes: how files are cut does not count. */
+static dspark_status digest_small_parts(const dspark__fill *f, const dspark_tensor *rows,
+                                        dspark_error *err)
+{
+    const char *last = "";
+    for (uint32_t n = 0; n < f->module->n_parts; n++) {
+        const char *suffix = NULL;
+        const dspark_tensor *t = NULL;
+        for (uint32_t i = 0; i < f->module->n_parts; i++)
+            if (strcmp(f->module->parts[i].suffix, last) > 0 &&
+                (!suffix || strcmp(f->module->parts[i].suffix, suffix) < 0)) {
+                suffix = f->module->parts[i].suffix;
+                t = f->module->parts[i].tensor;
+            }
+        if (!t) break;
+        last = suffix;
+        if (t == rows) continue;
+        dspark_status st = dspark__checkpoint_verify(f->ckpt, t, err);
+        if (st != DSPARK_OK) return st;
+        dspark__digest_update(f->digest, suffix, strlen(suffix) + 1);
+        dspark__digest_update(f->digest, t->data, t->n_bytes);
+    }
+    return DSPARK_OK;
+}
+
+/* Rows [row, row + n) of the shard. The first bad panel, or UINT32_MAX. */
+static unsigned pack_piece(pack_job *job, uint64_t row, uint64_t n)
+{
+    const size_t panels = (size_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
+    size_t workers = dspark__threads_count(job->fill->threads);
+    job->panel0 = (uint32_t)(row / DSPARK__PANEL);
+    job->n_panels = (uint32_t)panels;
+    atomic_store(&job->next, 0);
+    atomic_store(&job->turn, 0);
+    dspark__threads_run(job->fill->threads, pack_task, job, workers < panels ? workers : panels);
+    return atomic_load(&job->bad);
+}
+
+static dspark_status fail_panel(const pack_job *job, size_t p, const char *tensor, dspark_error *err)
+{
+    const uint64_t first = p * DSPARK__PANEL;
+    return dspark__fail(err, DSPARK_ENONFINITE, tensor,
+                        "a weight in rows %llu to %llu is NaN or infinite (inspect --deep counts them)",
+                        (unsigned long long)first,
+                        (unsigned long long)(first + rows_of_panel(job, p) - 1));
+}
+
+/* Of bf16 rows in memory, which nobody can inspect. */
+static dspark_status fail_row(const pack_job *job, size_t p, const char *name, dspark_error *err)
+{
+    uint64_t row = p * DSPARK__PANEL, column = 0;
+    const unsigned char *at = job->rows + row * job->stride;
+    for (; job->kern->finite_bf16(at, job->k); row++) at += job->stride;
+    while (job->kern->finite_bf16(at, column + 1)) column++;
+    return dspark__fail(err, DSPARK_ENONFINITE, name,
+                        "row %llu, column %llu of the host's matrix is NaN or infinite",
+                        (unsigned long long)row, (unsigned long long)column);
+}
+
+/* All of the shard; t is the tensor that holds the rows, or NULL for rows in memory. */
+static dspark_status pack_pieces(pack_job *job, const dspark_tensor *t, const char *name,
+                                 dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    const dspark__fill *f = job->fill;
+    const uint64_t rows = job->shard->rows, row_bytes = job->row_bytes;
+    uint64_t piece = PIECE_BYTES / (row_bytes ? row_bytes : 1) / DSPARK__PANEL * DSPARK__PANEL;
+    unsigned bad = UINT32_MAX;
+    if (piece < PIECE_PANELS * DSPARK__PANEL) piece = PIECE_PANELS * DSPARK__PANEL;
+    for (uint64_t row = 0; row < rows && st == DSPARK_OK; row += piece) {
+        uint64_t n = rows - row < piece ? rows - row : piece;
+        if (t && (st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
+        bad = pack_piece(job, row, n);
+        if (t) dspark__checkpoint_drop(f->ckpt, t, row * row_bytes, n * row_bytes);
+        if (bad != UINT32_MAX) {
+            st = t ? fail_panel(job, bad, t->name, err) : fail_row(job, bad, name, err);
+        } else if (f->step && f->step(f->user, n * row_bytes)) {
+            st = dspark__fail(err, DSPARK_ECANCELLED, name, "cancelled while packing");
+        }
+    }
+    return st;
+}
+
+static dspark_status pack_shard(const dspark__merged_linear *ml, const dspark__shard *shard,
+                                const dspark__fill *f, const void *rows, size_t stride,
+                                size_t row_bytes, const dspark_tensor *t, const char *name,
+                                dspark_error *err)
+{
+    dspark__kern kern;
+    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
+    if (st != DSPARK_OK) return st;
+    pack_job job = {.shard = shard, .fill = f, .kern = &kern, .rows = rows, .stride = stride,
+                    .row_bytes = row_bytes, .k = ml->k, .bad = UINT32_MAX};
+    return pack_pieces(&job, t, name, err);
+}
+
+static dspark_status end_shard(dspark__merged_linear *ml, dspark__shard *shard, dspark_status st)
+{
+    if (st == DSPARK_OK) {
+        ml->bytes += shard->bytes;
+        ml->n_filled++;
+        return st;
+    }
+    if (shard->memory) dspark__free(&ml->allocator, shard->memory, shard->bytes);
+    *shard = (dspark__shard){.rows = shard->rows, .n_panels = shard->n_panels};
+    return st;
+}
+
+dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
+                                         const dspark__fill *f, dspark_error *err)
+{
+    dspark_status st;
+    dspark__shard *shard = &ml->shards[s];
+    dspark__quant_rule silent = {0};
+    dspark__fill fill = *f;
+    if (!fill.rule) fill.rule = &silent;
+    if (shard->scheme)
+        return dspark__fail(err, DSPARK_EMODEL, f->module->name, "shard %u of %s arrived twice", s,
+                            ml->name);
+    st = dspark__scheme_detect(&shard->scheme, f->module, fill.rule, shard->rows, ml->k, err);
+    if (st == DSPARK_OK)
+        st = shard->scheme->validate(f->module, fill.rule, shard->rows, ml->k, &shard->packing, err);
+    if (st == DSPARK_OK && !main_part(f->module))
+        st = dspark__fail(err, DSPARK_EMODEL, f->module->name, "has no weight");
+    if (st == DSPARK_OK) st = dspark__shard_take_memory(ml, s, err);
+    const dspark_tensor *t = main_part(f->module);
+    if (st == DSPARK_OK && f->digest) st = digest_small_parts(&fill, t, err);
+    if (st == DSPARK_OK && shard->perm)
+        shard->scheme->permutation(f->module, ml->k, shard->packing.group, shard->perm);
+    if (st == DSPARK_OK) {
+        size_t row_bytes = (size_t)(t->n_bytes / shard->rows);
+        st = pack_shard(ml, shard, &fill, t->data, row_bytes, row_bytes, t, f->module->name, err);
+    }
+    return end_shard(ml, shard, st);
+}
+
+dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, const void *rows,
+                                              size_t stride, const dspark__fill *fill,
+                                              dspark_error *err)
+{
+    dspark__shard *shard = &ml->shards[s];
+    dspark_status st;
+    if (shard->scheme)
+        return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
+    shard->packing = dspark__packing_bf16;
+    st = dspark__shard_take_memory(ml, s, err);
+    if (st == DSPARK_OK)
+        st = pack_shard(ml, shard, fill, rows, stride, (size_t)ml->k * 2, NULL, ml->name, err);
+    if (st == DSPARK_OK) shard->scheme = &dspark__scheme_bf16;
+    return end_shard(ml, shard, st);
+}
+
+dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
+                                               const uint16_t *w, dspark_error *err)
+{
+    dspark__shard *shard = &ml->shards[s];
+    dspark__kern kern;
+    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
+    if (st != DSPARK_OK) return st;
+    if (shard->scheme)
+        return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
+    shard->packing = dspark__packing_bf16;
+    if ((st = dspark__shard_take_memory(ml, s, err)) != DSPARK_OK) return end_shard(ml, shard, st);
+    for (size_t p = 0; p < shard->n_panels; p++) {
+        const size_t row = p * DSPARK__PANEL, left = shard->rows - row;
+        kern.pack_panel((uint16_t *)(void *)(shard->codes + p * shard->code_stride), w + row * ml->k,
+                        (size_t)ml->k * 2, left < DSPARK__PANEL ? left : DSPARK__PANEL, ml->k);
+    }
+    shard->scheme = &dspark__scheme_bf16;
+    return end_shard(ml, shard, DSPARK_OK);
+}
