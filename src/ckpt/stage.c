@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "ckpt/outfile.h"
 
 static char *join_path(const char *dir, const char *name)
 {
@@ -94,28 +95,13 @@ char *dspark__stage_add(dspark__stage *s, const char *name)
 dspark_status dspark__stage_write(dspark__stage *s, const char *name, const char *text, size_t n,
                                  dspark_error *err)
 {
-    dspark_status st = DSPARK_OK;
-    int fd = -1;
+    dspark__outfile file = {0};
     char *path = dspark__stage_add(s, name);
     if (!path) return dspark__fail_nomem(err, "a path", strlen(name));
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        st = fail_os(err, path, "create the file");
-        goto done;
-    }
-    while (n > 0) {
-        ssize_t got = write(fd, text, n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            st = fail_os(err, path, "write the file");
-            goto done;
-        }
-        text += got;
-        n -= (size_t)got;
-    }
-    if (fsync(fd) != 0) st = fail_os(err, path, "write the file");
-done:
-    if (fd >= 0 && close(fd) != 0 && st == DSPARK_OK) st = fail_os(err, path, "write the file");
+    dspark_status st = dspark__outfile_create(&file, path, 0, err);
+    if (st == DSPARK_OK) st = dspark__outfile_write(&file, text, n, err);
+    if (st == DSPARK_OK) st = dspark__outfile_commit(&file, err);
+    dspark__outfile_abort(&file);
     free(path);
     return st;
 }

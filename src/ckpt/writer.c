@@ -1,20 +1,17 @@
-/* The safetensors writer. Owns the temporary file, its buffer and the header text; refuses to write
- * what the reader would refuse to read. Never leaves a half-written file under the final name. */
+/* The safetensors writer. Owns the buffer and the header text; refuses to write what the reader would
+ * refuse to read. Appearing whole or not at all is outfile.h's business. */
 #include "ckpt/writer.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "ckpt/dtype.h"
 #include "ckpt/nametable.h"
+#include "ckpt/outfile.h"
 #include "ckpt/safetensors.h"
 
 #define BUFFER_BYTES ((size_t)1 << 20)
@@ -25,10 +22,7 @@ typedef struct text {
 } text;
 
 struct dspark_writer {
-    int folder, fd;
-    char *path;         /* as given: names the file in errors */
-    const char *base;   /* inside path */
-    char temporary[64]; /* "" when there is none to remove */
+    dspark__outfile file;
     text metadata;      /* members of __metadata__ */
     text tensors;       /* members of the header */
     dspark__nametable keys, names;
@@ -123,24 +117,11 @@ static const char *keep(dspark_writer *w, const char *s)
  * The file
  * --------------------------------------------------------------------------------------------- */
 
-static dspark_status write_all(dspark_writer *w, const void *data, size_t n, dspark_error *err)
-{
-    const char *bytes = data;
-    while (n > 0) {
-        ssize_t done = write(w->fd, bytes, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return dspark__fail_errno(err, w->path, "cannot be written", errno);
-        bytes += done;
-        n -= (size_t)done;
-    }
-    return DSPARK_OK;
-}
-
 static dspark_status flush_buffer(dspark_writer *w, dspark_error *err)
 {
     size_t n = w->buffered;
     w->buffered = 0;
-    return write_all(w, w->buffer, n, err);
+    return dspark__outfile_write(&w->file, w->buffer, n, err);
 }
 
 static dspark_status put_bytes(dspark_writer *w, const void *data, size_t n, dspark_error *err)
@@ -148,7 +129,7 @@ static dspark_status put_bytes(dspark_writer *w, const void *data, size_t n, dsp
     if (n > BUFFER_BYTES - w->buffered) {
         dspark_status st = flush_buffer(w, err);
         if (st != DSPARK_OK) return st;
-        if (n >= BUFFER_BYTES) return write_all(w, data, n, err);
+        if (n >= BUFFER_BYTES) return dspark__outfile_write(&w->file, data, n, err);
     }
     if (n > 0) memcpy(w->buffer + w->buffered, data, n);
     w->buffered += n;
@@ -173,7 +154,7 @@ static dspark_status write_header(dspark_writer *w, dspark_error *err)
     if (!ok) {
         st = dspark__fail_nomem(err, "the header of a tensor file", header.n);
     } else if (header.n > DSPARK__ST_MAX_HEADER) {
-        st = dspark__fail(err, DSPARK_EINVAL, w->path, "a header of %zu bytes, the limit is %u",
+        st = dspark__fail(err, DSPARK_EINVAL, w->file.path, "a header of %zu bytes, the limit is %u",
                           header.n, DSPARK__ST_MAX_HEADER);
     } else {
         for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)((uint64_t)header.n >> (8 * i));
@@ -189,40 +170,6 @@ static dspark_status write_header(dspark_writer *w, dspark_error *err)
  * The contract
  * --------------------------------------------------------------------------------------------- */
 
-/* The folder of w->path, opened, so that a change of the working folder cannot split the two. */
-static dspark_status open_folder(dspark_writer *w, dspark_error *err)
-{
-    size_t n = (size_t)(w->base - w->path);
-    char *parent = malloc(n + 2);
-    if (!parent) return dspark__fail_nomem(err, "a path", n + 2);
-    memcpy(parent, w->path, n);
-    memcpy(parent + n, ".", 2); /* "a/b/" + "." and "" + "." */
-    w->folder = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error_number = errno;
-    free(parent);
-    if (w->folder < 0)
-        return dspark__fail_errno(err, w->path, "its folder cannot be opened", error_number);
-    return DSPARK_OK;
-}
-
-static dspark_status open_temporary(dspark_writer *w, dspark_error *err)
-{
-    struct stat info;
-
-    /* The rename would replace a device or a pipe by a file. */
-    if (fstatat(w->folder, w->base, &info, 0) == 0 && !S_ISREG(info.st_mode))
-        return dspark__fail(err, DSPARK_EIO, w->path, "exists and is not a regular file");
-    for (unsigned i = 0; i < 1000; i++) {
-        snprintf(w->temporary, sizeof w->temporary, ".dspark-%ld-%u.tmp", (long)getpid(), i);
-        w->fd = openat(w->folder, w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd >= 0) return DSPARK_OK;
-        if (errno != EEXIST) break;
-    }
-    int error_number = errno;
-    w->temporary[0] = '\0'; /* not ours */
-    return dspark__fail_errno(err, w->path, "cannot be created", error_number);
-}
-
 dspark_status dspark__writer_create(dspark_writer **out, const char *path, dspark_error *err)
 {
     dspark_status st;
@@ -230,21 +177,12 @@ dspark_status dspark__writer_create(dspark_writer **out, const char *path, dspar
     *out = NULL;
     dspark_writer *w = calloc(1, sizeof *w);
     if (!w) return dspark__fail_nomem(err, "a writer", sizeof *w);
-    w->folder = w->fd = -1;
-    w->path = strdup(path);
     w->buffer = malloc(BUFFER_BYTES);
-    if (!w->path || !w->buffer) {
+    if (!w->buffer) {
         st = dspark__fail_nomem(err, "a writer", BUFFER_BYTES);
         goto fail;
     }
-    const char *slash = strrchr(w->path, '/');
-    w->base = slash ? slash + 1 : w->path;
-    if (w->base[0] == '\0' || strcmp(w->base, ".") == 0 || strcmp(w->base, "..") == 0) {
-        st = dspark__fail(err, DSPARK_EINVAL, path, "does not name a file");
-        goto fail;
-    }
-    if ((st = open_folder(w, err)) != DSPARK_OK) goto fail;
-    if ((st = open_temporary(w, err)) != DSPARK_OK) goto fail;
+    if ((st = dspark__outfile_create(&w->file, path, 0, err)) != DSPARK_OK) goto fail;
     *out = w;
     return DSPARK_OK;
 fail:
@@ -256,9 +194,9 @@ fail:
 static dspark_status check_open(dspark_writer *w, int declaring, dspark_error *err)
 {
     if (w->failed != DSPARK_OK)
-        return dspark__fail(err, w->failed, w->path, "an earlier call for this file has failed");
+        return dspark__fail(err, w->failed, w->file.path, "an earlier call for this file has failed");
     if (declaring && w->header_written)
-        return w->failed = dspark__fail(err, DSPARK_EINVAL, w->path,
+        return w->failed = dspark__fail(err, DSPARK_EINVAL, w->file.path,
                                         "declarations come before the first data");
     return DSPARK_OK;
 }
@@ -344,7 +282,7 @@ dspark_status dspark__writer_data(dspark_writer *w, const void *data, size_t n_b
     if (st != DSPARK_OK) return st;
     if (n_bytes > w->declared - w->given)
         return w->failed = dspark__fail(
-                   err, DSPARK_EINVAL, w->path, "%llu bytes are declared, %llu + %zu are given",
+                   err, DSPARK_EINVAL, w->file.path, "%llu bytes are declared, %llu + %zu are given",
                    (unsigned long long)w->declared, (unsigned long long)w->given, n_bytes);
     if (!w->header_written && (st = write_header(w, err)) != DSPARK_OK) return w->failed = st;
     if ((st = put_bytes(w, data, n_bytes, err)) != DSPARK_OK) return w->failed = st;
@@ -357,27 +295,13 @@ dspark_status dspark__writer_commit(dspark_writer *w, dspark_error *err)
     dspark_status st = check_open(w, 0, err);
     if (st != DSPARK_OK) goto fail;
     if (w->given != w->declared) {
-        st = dspark__fail(err, DSPARK_EINVAL, w->path, "%llu bytes are declared, %llu are given",
+        st = dspark__fail(err, DSPARK_EINVAL, w->file.path, "%llu bytes are declared, %llu are given",
                           (unsigned long long)w->declared, (unsigned long long)w->given);
         goto fail;
     }
     if (!w->header_written && (st = write_header(w, err)) != DSPARK_OK) goto fail;
     if ((st = flush_buffer(w, err)) != DSPARK_OK) goto fail;
-    if (fsync(w->fd) != 0) {
-        st = dspark__fail_errno(err, w->path, "fsync", errno);
-        goto fail;
-    }
-    int closed = close(w->fd);
-    w->fd = -1;
-    if (closed != 0 || renameat(w->folder, w->temporary, w->folder, w->base) != 0) {
-        st = dspark__fail_errno(err, w->path, closed ? "close" : "cannot be renamed into place",
-                                errno);
-        goto fail;
-    }
-    w->temporary[0] = '\0';
-    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
-    if (fsync(w->folder) != 0 && errno != EINVAL)
-        st = dspark__fail_errno(err, w->path, "fsync of its folder", errno);
+    st = dspark__outfile_commit(&w->file, err);
 fail:
     dspark__writer_abort(w);
     return st;
@@ -386,9 +310,7 @@ fail:
 void dspark__writer_abort(dspark_writer *w)
 {
     if (!w) return;
-    if (w->fd >= 0) close(w->fd);
-    if (w->temporary[0]) (void)unlinkat(w->folder, w->temporary, 0);
-    if (w->folder >= 0) close(w->folder);
+    dspark__outfile_abort(&w->file);
     dspark__nametable_free(&w->keys);
     dspark__nametable_free(&w->names);
     for (size_t i = 0; i < w->n_kept; i++) free(w->kept[i]);
@@ -396,6 +318,5 @@ void dspark__writer_abort(dspark_writer *w)
     free(w->metadata.bytes);
     free(w->tensors.bytes);
     free(w->buffer);
-    free(w->path);
     free(w);
 }

@@ -2,18 +2,14 @@
  * not at all; read as hostile. */
 #include "model/calibration_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/status.h"
 #include "ckpt/config.h"
 #include "ckpt/json.h"
+#include "ckpt/outfile.h"
 
 #define VERSION 1
 #define JSON_DEPTH 8
@@ -34,39 +30,12 @@ static json_t *to_json(const dspark_calibration *c)
 
 static dspark_status write_text(const char *path, const char *text, dspark_error *err)
 {
-    size_t n = strlen(path) + 16, left = strlen(text);
-    char *temporary = malloc(n);
-    int fd, failed = 0, error_number = 0;
-    if (!temporary) return dspark__fail_nomem(err, path, n);
-    snprintf(temporary, n, "%s.XXXXXX", path);
-    fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0) {
-        error_number = errno;
-        free(temporary);
-        return dspark__fail_errno(err, path, "cannot be written", error_number);
-    }
-    for (const char *at = text; left && !failed;) {
-        ssize_t done = write(fd, at, left);
-        if (done < 0 && errno == EINTR) continue;
-        failed = done <= 0;
-        if (!failed) {
-            at += done;
-            left -= (size_t)done;
-        }
-    }
-    failed = failed || fchmod(fd, 0644) != 0 || fsync(fd) != 0;
-    if (failed) error_number = errno;
-    if (close(fd) != 0 && !failed) {
-        failed = 1;
-        error_number = errno;
-    }
-    if (!failed && rename(temporary, path) != 0) {
-        failed = 1;
-        error_number = errno;
-    }
-    if (failed) unlink(temporary);
-    free(temporary);
-    return failed ? dspark__fail_errno(err, path, "cannot be written", error_number) : DSPARK_OK;
+    dspark__outfile file;
+    dspark_status st = dspark__outfile_create(&file, path, 0, err);
+    if (st == DSPARK_OK) st = dspark__outfile_write(&file, text, strlen(text), err);
+    if (st == DSPARK_OK) return dspark__outfile_commit(&file, err);
+    dspark__outfile_abort(&file);
+    return st;
 }
 
 static dspark_status check_name(const char *path, dspark_error *err)
