@@ -1,20 +1,50 @@
 /* AVX2: the matrix product by fp32 fused multiply-adds. With FTZ and DAZ set around the loop, two
- * of them per pair give the bits of ref/gemm_bf16.c. */
+ * of them per pair give the bits of ref/gemm_bf16.c.
+ *
+ * Work goes by pieces: STEP pairs of k of one panel (12 KB, which stay in L1) times a block of rows,
+ * tile by tile. x of a block is widened to fp32 once per STEP, so that a broadcast is a plain load. */
 #if defined(__x86_64__)
 #include "kern/avx2/bits.h"
 
 #include "base/fpenv.h"
 
-/* A tile is up to 5 rows x 16 outputs: 10 accumulators, 2 weight vectors, the mask and a broadcast
- * of x leave gcc two of 16 registers, and 16 outputs are one cache line of weights per pair (4 x 24
- * spills and ran at 0.35 of the peak). x of one tile and STEP pairs of k is widened to fp32 once
- * per panel: a broadcast is then a plain load, and only weights are taken apart in the loop. */
-enum { ROWS = 5, STEP = 64 };
+/* Tiles, as measured on Zen 4 from L1 (share of the register peak): 6 rows x 16 outputs 0.99, 5 x 16
+ * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 spills and 4 x 16 has too few chains (0.89), so 4 rows are
+ * 2 + 2. All need the mask of the odd halves as a memory operand: 16 registers hold 12 sums, 2 to 3
+ * weights and a broadcast. Weights expanded to fp32 beforehand gain nothing over this.
+ *
+ * Prefetch, likewise: up to FEW rows are as fast as memory. There each piece is fetched into L2 two
+ * pieces early and into L1 one piece early, panel after panel. With more rows, lines come into L2 one
+ * piece early, few at a time: the miss buffers of L1 serve the loads of the tiles too, and bursts or
+ * fetches into L1 make these wait. */
+enum {
+    TILE_ROWS = 6,
+    FEW = 4,
+    STEP = 64,
+    PAIR = 2 * DSPARK__PANEL,
+    PIECE = STEP * PAIR,      /* elements of a piece */
+    LINE = 64,
+    BLOCK_ROWS = 64,
+    LOCAL_ROWS = 16,          /* of a block whose sums the caller has no room for */
+    BLOCK_PANELS = 3
+};
 
-typedef struct tile_scratch {
-    _Alignas(64) float sum[ROWS][DSPARK__PANEL];
-    _Alignas(64) float x[ROWS][2 * STEP];
-} tile_scratch;
+static const _Alignas(32) int32_t HIGH_HALVES[8] = {-65536, -65536, -65536, -65536,
+                                                    -65536, -65536, -65536, -65536};
+
+/* What a tile reads, and what it fetches meanwhile: far into L2, near into L1. */
+typedef struct piece {
+    const uint16_t *w;
+    const float *x;
+    size_t n_pairs;
+    const char *far, *near;
+} piece;
+
+/* Lines per pair: n_lines of them every `every` pairs. Constants in each copy. */
+typedef struct fetching {
+    size_t n_lines, every;
+    int near;
+} fetching;
 
 /* n elements of a bf16 row as fp32; an odd n gets a zero behind it. */
 static void widen_row(float *to, const unsigned char *x, size_t n)
@@ -27,37 +57,65 @@ static void widen_row(float *to, const unsigned char *x, size_t n)
     _mm256_store_ps(to + i, widen_bf16(load_8(tail, 0)));
 }
 
-/* Outputs [first, first + 8 * n_vectors) of the panel. All counts are constants in each copy. */
-DSPARK__INLINE void multiply(tile_scratch *t, const uint16_t *w, size_t n_pairs, size_t n_rows,
-                             size_t first, size_t n_vectors)
+/* The odd or the even elements of 8 pairs. The volatile mask stays in memory. */
+DSPARK__INLINE __m256 take_half(const uint16_t *w, int odd)
 {
-    const __m256i high = _mm256_set1_epi32(-65536);
-    __m256 sum[ROWS][6];
+    __m256i raw = _mm256_load_si256((const void *)w);
+    raw = odd ? _mm256_and_si256(raw, *(const volatile __m256i *)(const void *)HIGH_HALVES)
+              : _mm256_slli_epi32(raw, 16);
+    return _mm256_castsi256_ps(raw);
+}
+
+/* Outputs [first, first + 8 * n_vectors) of n_rows rows; all counts are constants in each copy. With 6
+ * vectors the broadcasts are held and weights taken one by one, else the other way round. */
+DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t first,
+                             size_t n_vectors, fetching f)
+{
+    const uint16_t *w = s->w + 2 * first;
+    const float *x = s->x;
+    const char *far = s->far, *near = s->near;
+    __m256 sum[TILE_ROWS][6];
+    acc += first;
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < n_vectors; v++)
-            sum[i][v] = _mm256_load_ps(t->sum[i] + first + 8 * v);
-    w += 2 * first;
-    for (size_t pair = 0; pair < n_pairs; pair++, w += 2 * DSPARK__PANEL) {
-        if (first == 0) /* the next step: passes that skip through a panel defeat the hardware */
-            for (size_t line = 0; line < 3; line++)
-                _mm_prefetch((const char *)(w + STEP * 2 * DSPARK__PANEL + 32 * line), _MM_HINT_T1);
+            sum[i][v] = _mm256_load_ps(acc + i * DSPARK__PANEL + 8 * v);
+    for (size_t left = s->n_pairs, run; left > 0; left -= run) {
         DSPARK__UNROLL
-        for (size_t odd = 2; odd-- > 0;) {
-            __m256 part[6];
+        for (size_t line = 0; line < f.n_lines; line++, far += LINE, near += LINE) {
+            _mm_prefetch(far, _MM_HINT_T1);
+            if (f.near) _mm_prefetch(near, _MM_HINT_T0);
+        }
+        run = left < f.every ? left : f.every;
+        for (size_t todo = run; todo > 0; todo--, w += PAIR, x += 2) {
             DSPARK__UNROLL
-            for (size_t v = 0; v < n_vectors; v++) {
-                __m256i raw = _mm256_load_si256((const void *)(w + 16 * v));
-                raw = odd ? _mm256_and_si256(raw, high) : _mm256_slli_epi32(raw, 16);
-                part[v] = _mm256_castsi256_ps(raw);
-            }
-            DSPARK__UNROLL
-            for (size_t i = 0; i < n_rows; i++) {
-                __m256 x = _mm256_broadcast_ss(&t->x[i][2 * pair + odd]);
+            for (int odd = 1; odd >= 0; odd--) {
+                __m256 held[3];
+                __asm__("" : "+r"(w)); /* read again: raw weights held for both halves would spill */
                 DSPARK__UNROLL
-                for (size_t v = 0; v < n_vectors; v++)
-                    sum[i][v] = _mm256_fmadd_ps(part[v], x, sum[i][v]);
+                for (size_t v = 0; v < n_vectors && n_vectors < 6; v++)
+                    held[v] = take_half(w + 16 * v, odd);
+                DSPARK__UNROLL
+                for (size_t i = 0; i < n_rows && n_vectors == 6; i++)
+                    held[i] = _mm256_broadcast_ss(x + i * 2 * STEP + odd);
+                if (n_vectors == 6) {
+                    DSPARK__UNROLL
+                    for (size_t v = 0; v < n_vectors; v++) {
+                        __m256 part = take_half(w + 16 * v, odd);
+                        DSPARK__UNROLL
+                        for (size_t i = 0; i < n_rows; i++)
+                            sum[i][v] = _mm256_fmadd_ps(part, held[i], sum[i][v]);
+                    }
+                    continue;
+                }
+                DSPARK__UNROLL
+                for (size_t i = 0; i < n_rows; i++) {
+                    __m256 b = _mm256_broadcast_ss(x + i * 2 * STEP + odd);
+                    DSPARK__UNROLL
+                    for (size_t v = 0; v < n_vectors; v++)
+                        sum[i][v] = _mm256_fmadd_ps(held[v], b, sum[i][v]);
+                }
             }
         }
     }
@@ -65,59 +123,159 @@ DSPARK__INLINE void multiply(tile_scratch *t, const uint16_t *w, size_t n_pairs,
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < n_vectors; v++)
-            _mm256_store_ps(t->sum[i] + first + 8 * v, sum[i][v]);
+            _mm256_store_ps(acc + i * DSPARK__PANEL + 8 * v, sum[i][v]);
 }
 
-/* Called, not inlined: no multiply-add may move to where MXCSR is the host's. */
-DSPARK__NOINLINE void multiply_rows(tile_scratch *t, const uint16_t *w, size_t n_pairs,
-                                    size_t n_rows)
+/* A whole panel, 16 outputs at a time. */
+DSPARK__INLINE void multiply_thirds(float *acc, piece s, size_t n_rows, fetching f)
 {
-    if (n_rows == 1) {
-        multiply(t, w, n_pairs, 1, 0, 6);
+    for (size_t first = 0; first < DSPARK__PANEL; first += 16) {
+        multiply(acc, &s, n_rows, first, 2, f);
+        if (f.n_lines > 0) s.far += s.n_pairs / f.every * LINE;
+    }
+}
+
+DSPARK__INLINE void multiply_halves(float *acc, piece s, fetching first, fetching second)
+{
+    multiply(acc, &s, 3, 0, 3, first);
+    s.far += first.n_lines * s.n_pairs * LINE;
+    s.near += first.n_lines * s.n_pairs * LINE;
+    multiply(acc, &s, 3, 24, 3, second);
+}
+
+#define NOTHING ((fetching){0, STEP, 0})
+#define FEW_LINES(n) ((fetching){n, 1, 1})
+#define ONE_LINE(every) ((fetching){1, every, 0})
+
+/* These are called, not inlined: no multiply-add may move to where MXCSR is the host's. */
+DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
+{
+    switch (n_rows) {
+    case 1: multiply(acc, s, 1, 0, 6, NOTHING); break;
+    case 2: multiply(acc, s, 2, 0, 6, NOTHING); break;
+    case 3: multiply_halves(acc, *s, NOTHING, NOTHING); break;
+    case 5: multiply_thirds(acc, *s, 5, NOTHING); break;
+    default: multiply_thirds(acc, *s, 6, NOTHING); break;
+    }
+}
+
+/* Up to FEW rows, and the whole piece fetched. */
+DSPARK__NOINLINE void multiply_few(float *acc, const piece *s, size_t n_rows)
+{
+    piece other = *s;
+    switch (n_rows) {
+    case 1: multiply(acc, s, 1, 0, 6, FEW_LINES(3)); break;
+    case 2: multiply(acc, s, 2, 0, 6, FEW_LINES(3)); break;
+    case 3: multiply_halves(acc, *s, FEW_LINES(2), FEW_LINES(1)); break;
+    default:
+        multiply(acc, s, 2, 0, 6, FEW_LINES(2));
+        other.x += 2 * 2 * STEP;
+        other.far += 2 * s->n_pairs * LINE;
+        other.near += 2 * s->n_pairs * LINE;
+        multiply(acc + 2 * DSPARK__PANEL, &other, 2, 0, 6, FEW_LINES(1));
+        break;
+    }
+}
+
+/* 5 or 6 rows that fetch 1 / every of a piece. */
+DSPARK__NOINLINE void multiply_fetching(float *acc, const piece *s, size_t n_rows, size_t every)
+{
+    if (n_rows == 5) {
+        if (every == 1) multiply_thirds(acc, *s, 5, ONE_LINE(1));
+        else if (every == 2) multiply_thirds(acc, *s, 5, ONE_LINE(2));
+        else multiply_thirds(acc, *s, 5, ONE_LINE(4));
+    } else {
+        if (every == 1) multiply_thirds(acc, *s, 6, ONE_LINE(1));
+        else if (every == 2) multiply_thirds(acc, *s, 6, ONE_LINE(2));
+        else multiply_thirds(acc, *s, 6, ONE_LINE(4));
+    }
+}
+
+/* Rows of the next tile: 1, 2, 3, 5 or 6. From 10 rows on all are 5 or 6, but for the end of 13 and 14;
+ * the tiles that fetch are. */
+static size_t next_tile(size_t n_left)
+{
+    static const unsigned char few[10] = {0, 1, 2, 3, 2, 5, 6, 5, 6, 6};
+    return n_left < 10 ? few[n_left] : tile_rows(n_left, TILE_ROWS);
+}
+
+static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
+{
+    piece s = *from;
+    const size_t every = n_rows >= 4 * TILE_ROWS ? 4 : n_rows >= 10 ? 2 : 1;
+    if (fetch && n_rows <= FEW) {
+        multiply_few(acc, &s, n_rows);
         return;
     }
-    for (size_t first = 0; first < DSPARK__PANEL; first += 16) {
-        switch (n_rows) {
-        case 2: multiply(t, w, n_pairs, 2, first, 2); break;
-        case 3: multiply(t, w, n_pairs, 3, first, 2); break;
-        case 4: multiply(t, w, n_pairs, 4, first, 2); break;
-        default: multiply(t, w, n_pairs, 5, first, 2); break;
+    for (size_t row = 0, tile = 0, n; row < n_rows; row += n, tile++) {
+        n = next_tile(n_rows - row);
+        if (fetch && tile < every) {
+            multiply_fetching(acc, &s, n, every);
+            s.far += PIECE * sizeof(uint16_t) / every;
+        } else {
+            multiply_tile(acc, &s, n);
+        }
+        acc += n * DSPARK__PANEL;
+        s.x += n * 2 * STEP;
+    }
+}
+
+/* Line number `line` of each row's next STEP. Caches hold it, but not the near one, and its lines lie
+ * far apart. */
+static void fetch_x(const unsigned char *x, size_t x_stride, size_t n_rows, size_t line)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        _mm_prefetch((const char *)x + i * x_stride + line * LINE, _MM_HINT_T1);
+}
+
+/* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
+static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
+                      size_t n_rows)
+{
+    enum { X_LINES = 4 * STEP / LINE };
+    _Alignas(64) float wide[BLOCK_ROWS * 2 * STEP];
+    _Alignas(64) float local[BLOCK_PANELS * LOCAL_ROWS * DSPARK__PANEL];
+    const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
+    float *acc = g->acc ? g->acc + (p0 * g->n_rows + row) * DSPARK__PANEL : local;
+    const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
+    for (size_t p = 0; g->first && p < n_panels; p++)
+        memset(acc + p * acc_stride, 0, n_rows * DSPARK__PANEL * sizeof *acc);
+    for (size_t k = 0, n; k < g->k; k += n) {
+        n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
+        const int more = g->k - k >= 4 * STEP; /* what is fetched exists; the end is left alone */
+        for (size_t i = 0; i < n_rows; i++)
+            widen_row(wide + i * 2 * STEP, bf16_at(x + i * g->x_stride, k), n);
+        for (size_t p = 0; p < n_panels; p++) {
+            piece s = {g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, wide,
+                       (n + 1) / 2, NULL, NULL};
+            s.near = (const char *)(s.w + (more ? PIECE : 0));
+            s.far = n_rows <= FEW && more ? s.near + PIECE * sizeof *s.w : s.near;
+            for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
+                fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);
+            run_piece(acc + p * acc_stride, &s, n_rows, more && row == 0);
         }
     }
-}
-
-static void run_tile(const dspark__gemm_bf16 *g, size_t p, size_t row, size_t n_rows)
-{
-    tile_scratch t;
-    const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
-    const uint16_t *w = g->panels + p * g->panel_stride;
-    float *acc = g->acc ? g->acc + (p * g->n_rows + row) * DSPARK__PANEL : NULL;
-    size_t sum_bytes = n_rows * sizeof t.sum[0];
-    if (g->first) memset(t.sum, 0, sum_bytes);
-    else memcpy(t.sum, acc, sum_bytes);
-    for (size_t k = 0; k < g->k; k += 2 * STEP) {
-        size_t n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
-        for (size_t i = 0; i < n_rows; i++) widen_row(t.x[i], bf16_at(x + i * g->x_stride, k), n);
-        multiply_rows(&t, w + k * DSPARK__PANEL, (n + 1) / 2, n_rows);
-    }
-    if (!g->last) {
-        memcpy(acc, t.sum, sum_bytes);
-        return;
-    }
-    size_t n_out = panel_outputs(g, p);
-    for (size_t i = 0; i < n_rows; i++) {
-        size_t at = (row + i) * g->out_stride + p * DSPARK__PANEL;
-        store_outputs(bf16_at_mut(g->out, at), t.sum[i], n_out);
+    for (size_t p = 0; g->last && p < n_panels; p++) {
+        size_t n_out = panel_outputs(g, p0 + p);
+        for (size_t i = 0; i < n_rows; i++) {
+            size_t at = (row + i) * g->out_stride + (p0 + p) * DSPARK__PANEL;
+            store_outputs(bf16_at_mut(g->out, at), acc + p * acc_stride + i * DSPARK__PANEL, n_out);
+        }
     }
 }
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g)
 {
+    const size_t most_rows = g->acc ? BLOCK_ROWS : LOCAL_ROWS;
+    const size_t most_panels = g->n_rows <= FEW ? 1 : BLOCK_PANELS;
     unsigned host = _mm_getcsr();
     _mm_setcsr(host | DSPARK__MXCSR_FTZ_DAZ);
-    for (size_t row = 0, n; row < g->n_rows; row += n) {
-        n = tile_rows(g->n_rows - row, ROWS);
-        for (size_t p = 0; p < g->n_panels; p++) run_tile(g, p, row, n);
+    for (size_t p = 0, n_panels; p < g->n_panels; p += n_panels) {
+        n_panels = g->n_panels - p < most_panels ? g->n_panels - p : most_panels;
+        for (size_t row = 0, n; row < g->n_rows; row += n) {
+            n = tile_rows(g->n_rows - row, most_rows);
+            run_block(g, p, n_panels, row, n);
+        }
     }
     _mm_setcsr(host);
 }
