@@ -153,6 +153,33 @@ static inline size_t dspark__v_panels_elements(size_t n_latent)
     return (n_latent + DSPARK__PANEL - 1) / DSPARK__PANEL * dspark__panel_elements(DSPARK__PIECE);
 }
 
+/* The same attention in three calls, for a level that has better than those kernels: begin, then each
+ * piece in order, then end. n_latent + n_rope is even. The bits are theirs. */
+typedef struct dspark__attend {
+    const void *query;        /* bf16 [n_rows][n_latent + n_rope], row i at query + i * query_stride */
+    size_t query_stride;      /* bytes */
+    size_t n_rows, n_latent, n_rope;
+    float scale;
+    void *memory;             /* dspark__attend_bytes, 64-byte aligned; state between the calls */
+} dspark__attend;
+
+typedef struct dspark__attend_entries {
+    const void *const *entries; /* [n] bf16 rows, any alignment */
+    size_t n;                 /* 1 to 240 */
+    const uint32_t *n_valid;  /* [n_rows], each <= n */
+    int first;                /* the first piece */
+    const void *const *next;  /* [n_next] rows of next_bytes worth fetching meanwhile: a hint */
+    size_t n_next, next_bytes;
+} dspark__attend_entries;
+
+static inline size_t dspark__attend_bytes(size_t n_rows, size_t n_latent, size_t n_rope)
+{
+    const size_t lanes = (n_rows + 15) / 16 * 16, latents = (n_latent + 15) / 16;
+    size_t state = lanes * ((n_latent + n_rope) * 2 + latents * 64 + 16); /* queries, sums, m, l, a, n */
+    return state + DSPARK__PIECE / 2 * latents * 64 + DSPARK__PIECE * 4 * 64 +
+           DSPARK__PIECE / 2 * 5 * 64; /* values, scores, p */
+}
+
 /* What argmax returns when there is no largest element: a NaN is among them, or there is none. */
 #define DSPARK__NO_ARGMAX SIZE_MAX
 
@@ -233,6 +260,12 @@ typedef struct dspark__kern {
      * past the caches where the level can. 1 when every value is finite; the panel is written whole
      * either way. */
     int (*pack_panel)(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
+
+    /* NULL, all three, where a level has nothing better than the kernels above. end: row i to out +
+     * i * out_stride (elements), any alignment. */
+    void (*attend_begin)(const dspark__attend *t);
+    void (*attend_piece)(const dspark__attend *t, const dspark__attend_entries *e);
+    void (*attend_end)(const dspark__attend *t, uint16_t *out, size_t out_stride);
 
     /* y = bf16(value(code) * scale): the fp32 product of fp8 code and scale, rounded once more. */
     void (*e4m3_to_bf16)(uint16_t *y, const uint8_t *codes, size_t n, float scale);

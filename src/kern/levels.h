@@ -203,5 +203,8 @@ size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, f
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                        float *sum);
+void dspark__attend_begin__avx512bf16(const dspark__attend *t);
+void dspark__attend_piece__avx512bf16(const dspark__attend *t, const dspark__attend_entries *e);
+void dspark__attend_end__avx512bf16(const dspark__attend *t, uint16_t *out, size_t out_stride);
 
 #endif

@@ -15,7 +15,9 @@ typedef struct sizes {
     size_t width, latent;  /* of an entry */
     size_t v_panels;       /* panels of latent outputs */
     size_t rows;           /* most query rows of one sequence */
-    size_t k_bytes, v_bytes, score_bytes, sum_bytes, p_bytes, state_bytes, entry_bytes, total;
+    size_t k_bytes, v_bytes, score_bytes, sum_bytes, p_bytes, state_bytes, entry_bytes;
+    size_t attend_bytes;   /* in place of all these but entries and one state */
+    size_t total;
 } sizes;
 
 static size_t round_up(size_t n)
@@ -38,8 +40,10 @@ static sizes measure(const dspark_config *c)
     z.sum_bytes = round_up(z.rows * z.v_panels * DSPARK__PANEL * sizeof(float));
     z.state_bytes = round_up(z.rows * sizeof(float));
     z.entry_bytes = round_up(DSPARK__PIECE * z.width * 2);
-    z.total = z.k_bytes + z.v_bytes + z.score_bytes + z.p_bytes + z.sum_bytes + 2 * z.state_bytes +
-              z.entry_bytes;
+    z.attend_bytes = round_up(dspark__attend_bytes(z.rows, z.latent, c->qk_rope_head_dim));
+    z.total = z.k_bytes + z.v_bytes + z.score_bytes + z.p_bytes + z.sum_bytes + 2 * z.state_bytes;
+    if (z.total < z.attend_bytes) z.total = z.attend_bytes;
+    z.total += z.entry_bytes + z.state_bytes;
     return z;
 }
 
@@ -57,6 +61,12 @@ typedef struct job {
     atomic_size_t next;
 } job;
 
+/* Entries in use: where they lie in the cache (or the block's own, bf16 already). */
+typedef struct places {
+    size_t n, n_context;
+    const void *at[DSPARK__PIECE];
+} places;
+
 /* One thread's memory, and what it is working on. */
 typedef struct worker {
     const job *j;
@@ -66,6 +76,9 @@ typedef struct worker {
     uint64_t n_entries;         /* context and block */
     uint16_t *k, *v, *p, *decoded;
     float *scores, *sum, *m, *l;
+    unsigned char *attend;
+    uint32_t *n_valid;          /* [n_rows] */
+    places pieces[2];           /* of the piece, and of the one after it */
     const void *entries[DSPARK__PIECE];
 } worker;
 
@@ -76,27 +89,38 @@ static uint16_t *own_entry(const worker *w, uint64_t i)
     return entries + ((size_t)w->s * b->model->config.block_size + (size_t)i) * w->j->z.width;
 }
 
-/* Find (and where they are not bf16, expand) the entries [first, first + n) of the list. */
-static void gather(worker *w, uint64_t first, size_t n)
+/* Find the piece [first, ..) of the list; n is 0 behind its end. */
+static void locate(const worker *w, uint64_t first, places *p)
+{
+    const dspark__cache_map *map = w->j->b->cache;
+    const dspark__context_list *c = &w->seq->context;
+    const unsigned char *layer = map->layers[w->j->layer];
+    const uint64_t left = first < w->n_entries ? w->n_entries - first : 0;
+    const uint64_t context = first < c->n ? c->n - first : 0;
+    p->n = left < DSPARK__PIECE ? (size_t)left : DSPARK__PIECE;
+    p->n_context = context < p->n ? (size_t)context : p->n;
+    for (size_t i = 0, run; i < p->n_context; i += run) { /* a page at a time: one division */
+        uint64_t at = c->first + first + i;
+        const unsigned char *from =
+            layer + dspark__cache_offset(map, dspark__context_slot(c, map->block_size, at));
+        run = c->slots ? 1 : map->block_size - (size_t)(at % map->block_size);
+        if (run > p->n_context - i) run = p->n_context - i;
+        for (size_t j = 0; j < run; j++) p->at[i + j] = from + j * map->entry_stride;
+    }
+    for (size_t i = p->n_context; i < p->n; i++) p->at[i] = own_entry(w, first + i - c->n);
+}
+
+/* The entries of a piece as bf16: those of another dtype are expanded. */
+static const void *const *expand(worker *w, const places *p)
 {
     const dspark__block *b = w->j->b;
-    const dspark__cache_map *map = b->cache;
-    const dspark__context_list *c = &w->seq->context;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t at = first + i;
-        if (at >= c->n) {
-            w->entries[i] = own_entry(w, at - c->n);
-            continue;
-        }
-        const unsigned char *from =
-            (const unsigned char *)map->layers[w->j->layer] +
-            dspark__cache_offset(map, dspark__context_slot(c, map->block_size, c->first + at));
-        w->entries[i] = from;
-        if (map->dtype == DSPARK_CACHE_BF16) continue;
+    if (b->cache->dtype == DSPARK_CACHE_BF16) return p->at;
+    for (size_t i = 0; i < p->n; i++) {
         uint16_t *to = w->decoded + i * w->j->z.width;
-        dspark__cache_decode(map, b->kern, w->j->layer, from, to);
-        w->entries[i] = to;
+        w->entries[i] = i < p->n_context ? to : p->at[i];
+        if (i < p->n_context) dspark__cache_decode(b->cache, b->kern, w->j->layer, p->at[i], to);
     }
+    return w->entries;
 }
 
 /* Entries of the piece that each row of a group sees. */
@@ -109,6 +133,29 @@ static void count_valid(const worker *w, uint64_t first, size_t row, size_t n, u
         uint64_t left = sees > first ? sees - first : 0;
         n_valid[i] = left < DSPARK__PIECE ? (uint32_t)left : DSPARK__PIECE;
     }
+}
+
+/* All pieces through the level's own kernel. */
+static void run_fused(worker *w, uint16_t *latent)
+{
+    const dspark__block *b = w->j->b;
+    const sizes *z = &w->j->z;
+    const uint16_t *query = (const uint16_t *)b->views[DSPARK__BLOCK_QUERY] +
+                            ((size_t)w->s * z->rows + w->row0) * z->width;
+    const dspark__attend t = {query, z->width * 2, w->n_rows, z->latent, z->width - z->latent,
+                              b->model->block.softmax_scale, w->attend};
+    b->kern->attend_begin(&t);
+    locate(w, 0, &w->pieces[0]);
+    for (uint64_t first = 0, i = 0; first < w->n_entries; first += DSPARK__PIECE, i++) {
+        const places *now = &w->pieces[i % 2];
+        places *next = &w->pieces[(i + 1) % 2];
+        locate(w, first + DSPARK__PIECE, next);
+        count_valid(w, first, 0, w->n_rows, w->n_valid);
+        const dspark__attend_entries e = {expand(w, now), now->n, w->n_valid, first == 0,
+                                          next->at, next->n_context, b->cache->entry_bytes};
+        b->kern->attend_piece(&t, &e);
+    }
+    b->kern->attend_end(&t, latent, z->latent);
 }
 
 /* One piece for one group of rows. */
@@ -144,15 +191,18 @@ static void run_rows(worker *w)
     const sizes *z = &w->j->z;
     uint16_t *latent = (uint16_t *)b->views[DSPARK__BLOCK_LATENT] +
                        ((size_t)w->s * z->rows + w->row0) * z->latent;
+    if (b->kern->attend_piece && z->width % 2 == 0) {
+        run_fused(w, latent);
+        return;
+    }
     for (size_t i = 0; i < w->n_rows; i++) {
         w->m[i] = -INFINITY;
         w->l[i] = 0;
     }
     for (uint64_t first = 0; first < w->n_entries; first += DSPARK__PIECE) {
-        uint64_t left = w->n_entries - first;
-        size_t n = left < DSPARK__PIECE ? (size_t)left : DSPARK__PIECE;
-        gather(w, first, n);
-        dspark__pack_entries pack = {w->entries, n, z->latent, z->width - z->latent, w->k, w->v};
+        locate(w, first, &w->pieces[0]);
+        const size_t n = w->pieces[0].n;
+        dspark__pack_entries pack = {expand(w, &w->pieces[0]), n, z->latent, z->width - z->latent, w->k, w->v};
         b->kern->pack_entries(&pack);
         for (size_t row = 0; row < w->n_rows; row += GROUP_ROWS)
             run_group(w, first, n, row, w->n_rows - row < GROUP_ROWS ? w->n_rows - row : GROUP_ROWS);
@@ -166,6 +216,9 @@ static void run_rows(worker *w)
 static void cut_scratch(worker *w, unsigned char *at)
 {
     const sizes *z = &w->j->z;
+    w->decoded = (uint16_t *)(void *)at;
+    w->n_valid = (uint32_t *)(void *)(at += z->entry_bytes);
+    w->attend = at += z->state_bytes;
     w->k = (uint16_t *)(void *)at;
     w->v = (uint16_t *)(void *)(at += z->k_bytes);
     w->scores = (float *)(void *)(at += z->v_bytes);
@@ -173,7 +226,6 @@ static void cut_scratch(worker *w, unsigned char *at)
     w->sum = (float *)(void *)(at += z->p_bytes);
     w->m = (float *)(void *)(at += z->sum_bytes);
     w->l = (float *)(void *)(at += z->state_bytes);
-    w->decoded = (uint16_t *)(void *)(at += z->state_bytes);
 }
 
 static void run_task(void *arg, size_t number)

@@ -1,7 +1,6 @@
 /* AVX-512: fp8 codes to bf16, and a piece of cache entries into the panels of both products. Equal
  * to ref/entries.c bit for bit; tails are masked. */
 #if defined(__x86_64__)
-#include "kern/avx512/bits.h"
 #include "kern/avx512/transpose.h"
 
 enum { GROUP = 16 }; /* entries at a time: 18 KB of K3's, which stay in L1 for both panels */
@@ -72,7 +71,7 @@ DSPARK__INLINE void pack_k_block(uint16_t *to, const void *const *entries, size_
     for (size_t j = 0; j < GROUP; j++)
         r[j] = j < n ? _mm512_maskz_loadu_epi16(mask, bf16_at(entries[j], 2 * pair))
                      : _mm512_setzero_si512();
-    transpose_16(r);
+    transpose_words(r);
     to += pair * DSPARK__PANEL * 2;
     DSPARK__UNROLL
     for (size_t i = 0; i < GROUP; i++)

@@ -331,6 +331,9 @@ void dspark__kern_avx512bf16(dspark__kern *k)
     k->isa = DSPARK_ISA_AVX512BF16;
     k->gemm_bf16 = dspark__gemm_bf16__avx512bf16;
     k->gemm_groups = dspark__gemm_groups__avx512bf16;
+    k->attend_begin = dspark__attend_begin__avx512bf16;
+    k->attend_piece = dspark__attend_piece__avx512bf16;
+    k->attend_end = dspark__attend_end__avx512bf16;
     k->probe_flops = probe_flops;
 }
 

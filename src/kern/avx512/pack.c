@@ -22,7 +22,7 @@ DSPARK__INLINE void pack_square(uint16_t *to, const unsigned char *row, size_t s
         if (mask == 0xffffffffu) _mm_prefetch((const char *)row + j * stride + AHEAD, _MM_HINT_T0);
         *most = _mm512_max_epu16(*most, _mm512_add_epi16(r[j], r[j]));
     }
-    transpose_16(r);
+    transpose_words(r);
     DSPARK__UNROLL
     for (size_t i = 0; i < 16; i++)
         if (i < n_pairs) _mm512_stream_si512((void *)(to + i * DSPARK__PANEL * 2), r[i]);

@@ -1,13 +1,11 @@
-/* A square of 32-bit words across registers: what turns rows of pairs into panels. */
+/* The transpose of 16 registers: 16 rows of 16 words become 16 columns. */
 #ifndef DSPARK_KERN_AVX512_TRANSPOSE_H
 #define DSPARK_KERN_AVX512_TRANSPOSE_H
 
-#include "kern/attr.h"
-
-#include <immintrin.h>
+#include "kern/avx512/bits.h"
 
 /* 16 x 16 words of 32 bits. */
-DSPARK__INLINE void transpose_16(__m512i r[16])
+DSPARK__INLINE void transpose_words(__m512i r[16])
 {
     __m512i t[16];
     DSPARK__UNROLL
