@@ -176,8 +176,7 @@ static inline size_t dspark__attend_bytes(size_t n_rows, size_t n_latent, size_t
 {
     const size_t lanes = (n_rows + 15) / 16 * 16, latents = (n_latent + 15) / 16;
     size_t state = lanes * ((n_latent + n_rope) * 2 + latents * 64 + 16); /* queries, sums, m, l, a, n */
-    return state + DSPARK__PIECE / 2 * latents * 64 + DSPARK__PIECE * 4 * 64 +
-           DSPARK__PIECE / 2 * 5 * 64; /* values, scores, p */
+    return state + DSPARK__PIECE / 2 * 64 * (4 + 8 + lanes / 16 + lanes / 64 + 1); /* values, scores, p */
 }
 
 /* What argmax returns when there is no largest element: a NaN is among them, or there is none. */

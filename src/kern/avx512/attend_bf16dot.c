@@ -11,14 +11,15 @@
  * of values as many rows x latent registers: 24 accumulators. Between the pairs of P lies an odd number
  * of cache lines, so that a tile's column does not crowd into a few sets of L1. */
 enum { LANES = 16, MOST = 4, PIECE = DSPARK__PIECE, PAIRS = PIECE / 2, LINE = 64, STEP = 16 };
+enum { AHEAD = 4 }; /* pairs of queries that come into L1 early: the entries push them out */
 
 /* The memory of a dspark__attend, as dspark__attend_bytes counts it. */
 typedef struct parts {
-    unsigned char *query;  /* a group after the other: [pair][vectors][16] pairs */
-    float *acc;            /* a group after the other: [panel of latents][row][up to 64] */
-    uint16_t *values;      /* [panel of latents][120][up to 64][2] */
-    float *scores;         /* of a group: [240][vectors][16] */
-    unsigned char *p;      /* of a group: [120] pairs for each row, p_stride bytes apart */
+    unsigned char *query;  /* a group after the other: [pair][registers][16] pairs */
+    float *acc;            /* [panel of latents][row][up to 64] */
+    uint16_t *values;      /* of one panel: [120][up to 64][2] */
+    float *scores;         /* of a group: [240][registers][16] */
+    unsigned char *p;      /* a group after the other: [120] pairs for each row, p_stride apart */
     float *m, *l, *a;      /* [rows, up to whole registers] */
     uint32_t *n_valid;
 } parts;
@@ -38,11 +39,11 @@ static parts cut_memory(const dspark__attend *t)
     s.acc = (float *)(void *)at;
     at += lanes * latents * LINE;
     s.values = (uint16_t *)(void *)at;
-    at += PAIRS * latents * LINE;
+    at += PAIRS * MOST * LINE;
     s.scores = (float *)(void *)at;
     at += PIECE * MOST * LINE;
     s.p = at;
-    at += PAIRS * (MOST + 1) * LINE;
+    at += PAIRS * (lanes / LANES + lanes / LANES / 4 + 1) * LINE;
     s.m = (float *)(void *)at;
     s.l = s.m + lanes;
     s.a = s.l + lanes;
@@ -148,8 +149,10 @@ DSPARK__INLINE void score_tile(const score_job *j, size_t first, size_t n_rows, 
         }
         __m512bh part[MOST];
         DSPARK__UNROLL
-        for (size_t v = 0; v < n_registers; v++)
+        for (size_t v = 0; v < n_registers; v++) {
+            _mm_prefetch((const char *)q + (AHEAD * n_registers + v) * LINE, _MM_HINT_T0);
             part[v] = (__m512bh)_mm512_load_si512((const void *)(q + v * LINE));
+        }
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++) {
             __m512bh two = broadcast_pair(row[i] + at);
@@ -213,7 +216,7 @@ DSPARK__INLINE __m512 canonical_lanes(__m512 v)
     return _mm512_mask_mov_ps(v, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
-/* One register of rows. p is 0, at least FLT_MIN, or NaN, so the instruction that rounds to bf16 has
+/* One register of rows; s->p is that of the group. p is 0, at least FLT_MIN, or NaN, so the instruction that rounds to bf16 has
  * nothing to flush; the payload of a NaN ends in l and in a last conversion, which make it canonical.
  * masked: some row sees fewer than n entries. */
 DSPARK__INLINE void soften(const parts *s, size_t row, size_t v, size_t n_registers, size_t n,
@@ -285,9 +288,9 @@ static void soften_group(const parts *s, const float *most, size_t row, size_t n
 
 /* ---- values ------------------------------------------------------------------------------------- */
 
-/* Entry pair `pair` (odd may be NULL: missing) as that pair of k of every panel of latents. */
-static void pack_pair(uint16_t *values, size_t pair, const void *even, const void *odd,
-                      size_t n_latent)
+/* The panel of latents from `from` on: n_registers of them, out of every two entries a pair of k. */
+static void pack_panel(uint16_t *to, const void *const *entries, size_t n, size_t from,
+                       size_t n_latent, size_t n_registers)
 {
     _Alignas(64) static const uint16_t ORDER[2][32] = {
         {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -295,19 +298,18 @@ static void pack_pair(uint16_t *values, size_t pair, const void *even, const voi
         {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
          24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
     const __m512i low = _mm512_load_si512(ORDER[0]), high = _mm512_load_si512(ORDER[1]);
-    const size_t registers = count_registers(n_latent);
-    for (size_t r = 0, n; r < registers; r += n) {
-        n = panel_registers(registers - r);
-        uint16_t *to = values + (r * PAIRS + pair * n) * 2 * LANES;
-        for (size_t v = 0; v < n; v += 2, to += 4 * LANES) {
-            size_t i = (r + v) * LANES, left = n_latent - i;
+    for (size_t i = 0; i < n; i += 2) {
+        for (size_t v = 0; v < n_registers; v += 2) {
+            size_t at = from + v * LANES, left = n_latent - at;
             __mmask32 m = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-            __m512i a = _mm512_maskz_loadu_epi16(m, bf16_at(even, i));
+            __m512i a = _mm512_maskz_loadu_epi16(m, bf16_at(entries[i], at));
             __m512i b = _mm512_setzero_si512();
-            if (odd) b = _mm512_maskz_loadu_epi16(m, bf16_at(odd, i));
+            if (i + 1 < n) b = _mm512_maskz_loadu_epi16(m, bf16_at(entries[i + 1], at));
             _mm512_store_si512((void *)to, _mm512_permutex2var_epi16(a, low, b));
-            if (v + 1 < n)
-                _mm512_store_si512((void *)(to + 2 * LANES), _mm512_permutex2var_epi16(a, high, b));
+            to += 2 * LANES;
+            if (v + 1 == n_registers) break;
+            _mm512_store_si512((void *)to, _mm512_permutex2var_epi16(a, high, b));
+            to += 2 * LANES;
         }
     }
 }
@@ -330,6 +332,7 @@ DSPARK__INLINE void value_tile(const value_job *j, size_t n_rows, size_t n_regis
     const uint16_t *w = j->values;
     const unsigned char *p = j->p;
     float *acc = j->acc;
+    const char *ahead = (const char *)(acc + n_rows * n_registers * LANES);
     __m512 sum[8][MOST];
     int scaled = 0;
     for (size_t i = 0; i < n_rows; i++) scaled |= j->a[i] != 1.0f;
@@ -352,6 +355,7 @@ DSPARK__INLINE void value_tile(const value_job *j, size_t n_rows, size_t n_regis
         }
     }
     for (size_t pair = 0; pair < j->n_pairs; pair++, w += n_registers * 2 * LANES, p += j->p_stride) {
+        if (pair < n_rows * n_registers) _mm_prefetch(ahead + pair * LINE, _MM_HINT_T0); /* next tile */
         __m512bh part[MOST];
         DSPARK__UNROLL
         for (size_t v = 0; v < n_registers; v++)
@@ -393,23 +397,24 @@ DSPARK__NOINLINE void value_tiles(const value_job *j, size_t n_rows, size_t n_re
     }
 }
 
-/* All latents of the group's n_rows rows from `row` on; acc is the group's. */
-static void value_group(const dspark__attend *t, const parts *s, float *acc, size_t row,
-                        size_t n_rows, size_t stride, size_t n_entries, int first)
+/* All rows times one panel of latents; acc is the panel's. */
+static void value_panel(const dspark__attend *t, const parts *s, value_job *j, float *acc,
+                        size_t n_registers)
 {
-    const size_t registers = count_registers(t->n_latent);
-    value_job j = {.n_pairs = (n_entries + 1) / 2, .p_stride = stride, .first = first};
+    const size_t registers = count_registers(t->n_rows);
+    const unsigned char *p = s->p;
     for (size_t r = 0, n; r < registers; r += n) {
-        n = panel_registers(registers - r);
-        j.values = s->values + r * PAIRS * 2 * LANES;
-        for (size_t i = 0, tile; i < n_rows; i += tile) {
+        n = group_registers(registers - r);
+        size_t row = r * LANES, left = t->n_rows - row, n_rows = left < n * LANES ? left : n * LANES;
+        j->p_stride = p_stride(n);
+        for (size_t i = 0, tile; i < n_rows; i += tile, acc += tile * n_registers * LANES) {
             tile = tile_rows(n_rows - i, 6);
-            j.p = s->p + 4 * i;
-            j.a = s->a + row + i;
-            j.acc = acc;
-            value_tiles(&j, tile, n);
-            acc += tile * n * LANES;
+            j->p = p + 4 * i;
+            j->a = s->a + row + i;
+            j->acc = acc;
+            value_tiles(j, tile, n_registers);
         }
+        p += PAIRS * j->p_stride;
     }
 }
 
@@ -421,42 +426,42 @@ void dspark__attend_piece__avx512bf16(const dspark__attend *t, const dspark__att
     const size_t latents = count_registers(t->n_latent);
     _Alignas(64) float most[MOST * LANES];
     parts s = cut_memory(t);
+    unsigned char *const p = s.p;
     fetch_list fetch = {e->next, e->n_next, e->next_bytes};
     memcpy(s.n_valid, e->n_valid, t->n_rows * sizeof *s.n_valid);
-    for (size_t i = 0; i < e->n; i += 2)
-        pack_pair(s.values, i / 2, e->entries[i], i + 1 < e->n ? e->entries[i + 1] : NULL,
-                  t->n_latent);
     for (size_t r = 0, n; r < registers; r += n) {
         n = group_registers(registers - r);
-        size_t row = r * LANES, left = t->n_rows - row;
+        size_t row = r * LANES;
         score_job j = {e->entries, e->n,     n_pairs,  s.query + row * n_pairs * 4,
                        s.n_valid + row, t->scale, s.scores, most};
         memcpy(most, s.m + row, n * LANES * sizeof *most);
         score_group(&j, n, &fetch);
         soften_group(&s, most, row, n, e->n);
-        value_group(t, &s, s.acc + row * latents * LANES, row, left < n * LANES ? left : n * LANES,
-                    p_stride(n), e->n, e->first);
+        s.p += PAIRS * p_stride(n);
+    }
+    s.p = p;
+    value_job j = {.values = s.values, .n_pairs = (e->n + 1) / 2, .first = e->first};
+    for (size_t r = 0, n; r < latents; r += n) {
+        n = panel_registers(latents - r);
+        pack_panel(s.values, e->entries, e->n, r * LANES, t->n_latent, n);
+        value_panel(t, &s, &j, s.acc + r * LANES * t->n_rows, n);
     }
 }
 
 void dspark__attend_end__avx512bf16(const dspark__attend *t, uint16_t *out, size_t out_stride)
 {
-    const size_t registers = count_registers(t->n_rows), latents = count_registers(t->n_latent);
-    parts s = cut_memory(t);
-    for (size_t g = 0, n; g < registers; g += n) {
-        n = group_registers(registers - g);
-        size_t row = g * LANES, left = t->n_rows - row, rows = left < n * LANES ? left : n * LANES;
-        const float *acc = s.acc + row * latents * LANES;
-        for (size_t r = 0, w; r < latents; r += w) {
-            w = panel_registers(latents - r);
-            for (size_t i = 0; i < rows; i++) {
-                const __m512 sum = _mm512_set1_ps(s.l[row + i]);
-                for (size_t v = 0; v < w; v++, acc += LANES) {
-                    size_t o = (r + v) * LANES;
-                    __m512 y = _mm512_div_ps(_mm512_load_ps(acc), sum);
-                    y = _mm512_add_ps(y, _mm512_setzero_ps());
-                    store_bf16(out, (row + i) * out_stride + o, first_lanes(t->n_latent - o), y);
-                }
+    const size_t latents = count_registers(t->n_latent);
+    const parts s = cut_memory(t);
+    const float *acc = s.acc;
+    for (size_t r = 0, n; r < latents; r += n) {
+        n = panel_registers(latents - r);
+        for (size_t i = 0; i < t->n_rows; i++) {
+            const __m512 sum = _mm512_set1_ps(s.l[i]);
+            for (size_t v = 0; v < n; v++, acc += LANES) {
+                size_t o = (r + v) * LANES;
+                __m512 y = _mm512_div_ps(_mm512_load_ps(acc), sum);
+                y = _mm512_add_ps(y, _mm512_setzero_ps());
+                store_bf16(out, i * out_stride + o, first_lanes(t->n_latent - o), y);
             }
         }
     }
