@@ -716,13 +716,19 @@ DSPARK_API dspark_status dspark_draft(dspark_drafter *d, const dspark_cache_view
 DSPARK_API dspark_status dspark_head_logits(dspark_drafter *d, const void *hidden, size_t stride,
                                             size_t n, uint16_t *logits, dspark_error *err);
 
-/* Where the time of the last dspark_draft went, in nanoseconds. */
+/* Where the time of the last dspark_draft went, in nanoseconds; and what the Markov head read. A greedy
+ * token needs the largest of logits + W2 . e only: codes of W2's rows tell which rows cannot be it, and
+ * these are not read. The tokens are the same. */
 typedef struct dspark_draft_times {
     uint64_t total;
     uint64_t embed, norms;      /* norms: RMSNorm, RoPE, residuals, SwiGLU's product */
     uint64_t qkv_a, q_b, absorb, attention, v_up, o;
     uint64_t gate_up, down;
     uint64_t lm_head, markov, confidence, sample;
+    uint64_t markov_rows;         /* rows of W2, for each token of each sequence */
+    uint64_t markov_rows_bounded; /* of them, those whose codes were read */
+    uint64_t markov_rows_read;    /* those that were read themselves (those of a sampled or stored row all) */
+    uint64_t markov_bytes;        /* bytes of W2 and of codes, each once a step for all sequences */
 } dspark_draft_times;
 DSPARK_API dspark_draft_times dspark_drafter_times(const dspark_drafter *d);
 

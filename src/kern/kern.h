@@ -179,6 +179,33 @@ static inline size_t dspark__attend_bytes(size_t n_rows, size_t n_latent, size_t
     return state + DSPARK__PIECE / 2 * 64 * (4 + 8 + lanes / 16 + lanes / 64 + 1); /* values, scores, p */
 }
 
+/* ---- bounds of the Markov bias -----------------------------------------------------------------
+ *
+ * For each row of W2 a step, codes of 4 bits and three norms are kept, so that the largest logit can be
+ * found without reading most of W2 (docs/numerics.md section 12). A panel of 48 rows:
+ *
+ *   step, residual, norm   bf16 [48] each, >= +0 and finite, filled up to DSPARK__BOUND_HEAD bytes
+ *   codes                  [k/8][48] words of 32 bits: bits 0-3 of byte j are element j of the eight, bits
+ *                          4-7 element 4 + j; a code c stands for step * (2c - 15) */
+#define DSPARK__BOUND_HEAD 320u
+
+typedef struct dspark__bound_panels {
+    const unsigned char *panels; /* n_panels from here, 64-byte aligned */
+    size_t stride;               /* bytes from one to the next, a multiple of 64 */
+    size_t n_panels;
+    size_t k;                    /* a multiple of 8 */
+    const int8_t *x;             /* [k] */
+    int32_t offset;              /* 15 times the sum of x */
+    float step;                  /* of x */
+    float residual, norm, slack; /* what the rows' residuals and norms are multiplied by, and what is added */
+    float reach;                 /* as norm, when the codes are not looked at */
+    float scale;                 /* logit scale, > 0 */
+    float floor;                 /* panels that stay below it by their norms alone are not looked into */
+    const uint16_t *base;        /* [n_out] bf16 without NaN, any alignment */
+    size_t n_out;                /* <= 48 * n_panels, > 48 * (n_panels - 1) */
+    float *upper;                /* [n_panels] out */
+} dspark__bound_panels;
+
 /* What argmax returns when there is no largest element: a NaN is among them, or there is none. */
 #define DSPARK__NO_ARGMAX SIZE_MAX
 
@@ -287,6 +314,14 @@ typedef struct dspark__kern {
 
     /* The same of bf16(a + b), which is stored nowhere. */
     size_t (*add_argmax_bf16)(const void *a, const void *b, size_t n, float *best);
+
+    /* upper[p] = the largest of sum(v) + 0 over the panel's rows that exist, all fp32 and IEEE:
+     *   sum(v) = bf16(base[v] + b(v)),  b(v) = bf16(u(v)), with scale != 1 then bf16(b(v) * scale)
+     *   u(v) = fma(norm[v], reach, slack); when that upper[p] is below floor, it stays. Else
+     *   u(v) = (float)(2 * codes[v] . x - offset) * (step[v] * step) + r(v)
+     *   r(v) = fma(residual[v], residual, fma(norm[v], norm, slack))
+     * Returns how many panels' codes were looked at. */
+    size_t (*bound_panels)(const dspark__bound_panels *b);
 
     /* Run the level's best multiply-add on registers for about `iterations` rounds; returns the
      * floating-point operations done. For the roofline only. */

@@ -139,6 +139,7 @@ void dspark__add_bf16__ref(uint16_t *y, const void *a, const void *b, size_t n);
 float dspark__dot_lanes__ref(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__ref(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__ref(const void *a, const void *b, size_t n, float *best);
+size_t dspark__bound_panels__ref(const dspark__bound_panels *b);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -169,6 +170,7 @@ void dspark__add_bf16__avx2(uint16_t *y, const void *a, const void *b, size_t n)
 float dspark__dot_lanes__avx2(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__avx2(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx2(const void *a, const void *b, size_t n, float *best);
+size_t dspark__bound_panels__avx2(const dspark__bound_panels *b);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -199,6 +201,7 @@ void dspark__add_bf16__avx512(uint16_t *y, const void *a, const void *b, size_t 
 float dspark__dot_lanes__avx512(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__avx512(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, float *best);
+size_t dspark__bound_panels__avx512(const dspark__bound_panels *b);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,

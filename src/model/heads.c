@@ -59,6 +59,7 @@ int dspark__heads_plan(dspark__heads_layout *out, const dspark_config *c, uint32
         !dspark__mul3_size(n_sequences, state_elements(c) + confidence_elements(c), 2, &s[DSPARK__HEADS_STATE]) ||
         !dspark__mul3_size(c->vocab_size, sizeof(float), 1, &s[DSPARK__HEADS_PROBS]))
         return 0;
+    if (!dspark__greedy_bytes(c, n_sequences, &s[DSPARK__HEADS_GREEDY])) return 0;
     out->scratch_bytes = (dspark__merged_linear_scratch(m) + 63) / 64 * 64;
     if (!dspark__mul3_size(out->scratch_bytes, n_threads, 1, &s[DSPARK__HEADS_SCRATCH])) return 0;
     return dspark__workspace_total(s, DSPARK__HEADS_VIEWS, &total);
@@ -99,8 +100,7 @@ static void argmax_task(void *arg, size_t worker)
     }
 }
 
-/* DSPARK__NO_ARGMAX when a NaN is in the row. */
-static size_t find_largest(const dspark__heads *h, const uint16_t *logits, const uint16_t *bias)
+size_t dspark__heads_largest(const dspark__heads *h, const uint16_t *logits, const uint16_t *bias)
 {
     argmax_job j = {.kern = h->kern, .logits = logits, .bias = bias, .vocab = h->model->config.vocab_size};
     size_t units = (j.vocab + ARGMAX_UNIT - 1) / ARGMAX_UNIT, best = DSPARK__NO_ARGMAX;
@@ -175,8 +175,7 @@ static void mix_rnn(const dspark__heads *h, const state_row *st, const uint16_t 
     }
 }
 
-/* logit_scale, rounded once more; 1 changes nothing and is not applied. */
-static void scale_logits(const dspark__heads *h, uint16_t *logits, size_t n)
+void dspark__heads_scale(const dspark__heads *h, uint16_t *logits, size_t n)
 {
     float scale = h->model->config.logit_scale;
     if (scale == 1.0f) return;
@@ -189,16 +188,15 @@ void dspark__heads_logits(const dspark__heads *h, const void *x, size_t x_stride
 {
     const size_t vocab = h->model->config.vocab_size;
     run_linear(h, &h->model->block.lm_head, x, x_stride, n, out, vocab);
-    scale_logits(h, out, n * vocab);
+    dspark__heads_scale(h, out, n * vocab);
 }
 
-/* The bias rows of one step for the sequences that are still drafting; prev[i] < vocab. */
-static void markov_step(const dspark__heads *h, uint32_t step, const int64_t *prev)
+/* What W2 multiplies in one step, for every sequence; prev[i] < vocab. */
+static void markov_inputs(const dspark__heads *h, uint32_t step, const int64_t *prev)
 {
     const dspark_config *c = &h->model->config;
     const dspark__block_weights *w = &h->model->block;
     const size_t r = c->markov_rank;
-    uint16_t *bias = h->views[DSPARK__HEADS_BIAS];
     for (uint32_t i = 0; i < h->n; i++) {
         state_row st = state_of(h, i);
         const uint16_t *hid = h->hidden + ((size_t)i * c->block_size + step) * c->hidden_size;
@@ -207,9 +205,19 @@ static void markov_step(const dspark__heads *h, uint32_t step, const int64_t *pr
         else if (c->markov_type == DSPARK_MARKOV_RNN) mix_rnn(h, &st, hid);
         else memcpy(st.input, st.e, r * 2);
     }
+}
+
+/* The bias rows of one step: all of W2 is read. */
+static uint16_t *markov_bias(const dspark__heads *h)
+{
+    const dspark_config *c = &h->model->config;
+    const dspark__block_weights *w = &h->model->block;
+    uint16_t *bias = h->views[DSPARK__HEADS_BIAS];
     run_linear(h, &w->markov_w2, state_of(h, 0).input,
                (state_elements(c) + confidence_elements(c)) * 2, h->n, bias, c->vocab_size);
-    scale_logits(h, bias, (size_t)h->n * c->vocab_size);
+    dspark__heads_scale(h, bias, (size_t)h->n * c->vocab_size);
+    h->times->markov_bytes += w->markov_w2.bytes;
+    return bias;
 }
 
 /* ---- one step of one sequence ---- */
@@ -258,16 +266,28 @@ static size_t draw(const dspark__heads *h, uint32_t seq, uint32_t step, const ui
     return (size_t)token;
 }
 
-/* Choose token `step` of a sequence; bias may be NULL. */
-static void choose(const dspark__heads *h, uint32_t seq, uint32_t step, uint16_t *bias)
+static const uint16_t *base_row(const dspark__heads *h, uint32_t seq, uint32_t step)
+{
+    const dspark_config *c = &h->model->config;
+    return (const uint16_t *)h->views[DSPARK__HEADS_LOGITS] +
+           ((size_t)seq * c->block_size + step) * c->vocab_size;
+}
+
+/* Does somebody want the sum of logits and bias itself? */
+static int is_stored(const dspark__heads *h, uint32_t seq)
+{
+    return samples(&h->in[seq]) || h->out[seq].logits;
+}
+
+/* Choose token `step` of a sequence, unless it is known; bias may be NULL. */
+static void choose(const dspark__heads *h, uint32_t seq, uint32_t step, uint16_t *bias,
+                   const size_t *known)
 {
     const dspark_config *c = &h->model->config;
     const size_t vocab = c->vocab_size;
     dspark_draft_output *o = &h->out[seq];
-    const uint16_t *base = (const uint16_t *)h->views[DSPARK__HEADS_LOGITS] +
-                           ((size_t)seq * c->block_size + step) * vocab;
-    const uint16_t *sum = base;
-    int stored = samples(&h->in[seq]) || o->logits;
+    const uint16_t *base = base_row(h, seq, step), *sum = base;
+    int stored = is_stored(h, seq);
     size_t token;
     if (bias && stored) {
         h->kern->add_bf16(bias, base, bias, vocab);
@@ -275,7 +295,8 @@ static void choose(const dspark__heads *h, uint32_t seq, uint32_t step, uint16_t
     }
     if (o->base_logits) memcpy(o->base_logits + step * vocab, base, vocab * 2);
     if (o->logits) memcpy(o->logits + step * vocab, sum, vocab * 2);
-    token = find_largest(h, sum, bias && !stored ? bias : NULL); /* finds NaN also when one samples */
+    /* finds NaN also when one samples */
+    token = known ? *known : dspark__heads_largest(h, sum, bias && !stored ? bias : NULL);
     if (token != DSPARK__NO_ARGMAX && samples(&h->in[seq])) token = draw(h, seq, step, sum);
     else if (token != DSPARK__NO_ARGMAX && o->probs) {
         memset(o->probs + step * vocab, 0, vocab * sizeof *o->probs);
@@ -291,6 +312,40 @@ static void choose(const dspark__heads *h, uint32_t seq, uint32_t step, uint16_t
 static int is_drafting(const dspark__heads *h, uint32_t seq, uint32_t step)
 {
     return h->out[seq].status == DSPARK_OK && step < h->n_tokens[seq];
+}
+
+/* The tokens of one step where only they are wanted; tokens[i] of sequence i. 0: the plain way. */
+static int search_tokens(const dspark__heads *h, uint32_t step, size_t *tokens)
+{
+    dspark__greedy_row rows[DSPARK__GREEDY_ROWS];
+    uint32_t who[DSPARK__GREEDY_ROWS], n = 0, i;
+    for (i = 0; i < h->n; i++) {
+        if (!is_drafting(h, i, step)) continue;
+        if (n == DSPARK__GREEDY_ROWS || is_stored(h, i)) return 0;
+        rows[n] = (dspark__greedy_row){.base = base_row(h, i, step), .input = state_of(h, i).input};
+        who[n++] = i;
+    }
+    if (!dspark__greedy_tokens(h, rows, n)) return 0;
+    for (i = 0; i < n; i++) tokens[who[i]] = rows[i].token;
+    return 1;
+}
+
+static uint32_t count_drafting(const dspark__heads *h, uint32_t step)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < h->n; i++) n += (uint32_t)is_drafting(h, i, step);
+    return n;
+}
+
+/* The bias of one step, or NULL with the tokens known already. */
+static uint16_t *markov_step(const dspark__heads *h, uint32_t step, const int64_t *prev, size_t *tokens)
+{
+    const uint64_t rows = (uint64_t)h->model->config.vocab_size * count_drafting(h, step);
+    markov_inputs(h, step, prev);
+    h->times->markov_rows += rows;
+    if (search_tokens(h, step, tokens)) return NULL;
+    h->times->markov_rows_read += rows;
+    return markov_bias(h);
 }
 
 static void start(const dspark__heads *h, int64_t *prev)
@@ -309,6 +364,7 @@ void dspark__heads_run(const dspark__heads *h)
 {
     const dspark_config *c = &h->model->config;
     int64_t prev[DSPARK__MAX_SEQUENCES];
+    size_t known[DSPARK__MAX_SEQUENCES];
     uint32_t most = 0, i, step;
     uint64_t t0 = dspark__now();
     start(h, prev);
@@ -320,18 +376,16 @@ void dspark__heads_run(const dspark__heads *h)
     }
     dspark__lap(&h->times->lm_head, &t0);
     for (step = 0; step < most; step++) {
-        uint16_t *bias = NULL;
-        if (c->markov_type != DSPARK_MARKOV_NONE) {
-            markov_step(h, step, prev);
-            bias = h->views[DSPARK__HEADS_BIAS];
-        }
+        const int markov = c->markov_type != DSPARK_MARKOV_NONE;
+        uint16_t *bias = markov ? markov_step(h, step, prev, known) : NULL;
         dspark__lap(&h->times->markov, &t0);
         for (i = 0; i < h->n; i++)
             if (is_drafting(h, i, step)) run_confidence(h, i, step);
         dspark__lap(&h->times->confidence, &t0);
         for (i = 0; i < h->n; i++) {
             if (!is_drafting(h, i, step)) continue;
-            choose(h, i, step, bias ? bias + (size_t)i * c->vocab_size : NULL);
+            choose(h, i, step, bias ? bias + (size_t)i * c->vocab_size : NULL,
+                   markov && !bias ? &known[i] : NULL);
             if (h->out[i].status == DSPARK_OK)
                 prev[i] = h->in[i].forced ? h->in[i].forced[step] : h->out[i].tokens[step];
         }

@@ -11,6 +11,7 @@ enum {
     DSPARK__HEADS_BIAS,    /* [n_sequences][vocab] bf16: Markov bias of one step, then the sum */
     DSPARK__HEADS_STATE,   /* [n_sequences][...] bf16: embeddings, gates, rnn state of a step */
     DSPARK__HEADS_PROBS,   /* [vocab] fp32, when one samples and the caller does not want probs */
+    DSPARK__HEADS_GREEDY,  /* dspark__greedy_bytes: bounds of panels, codes of vectors */
     DSPARK__HEADS_SCRATCH, /* [threads][scratch_bytes] */
     DSPARK__HEADS_VIEWS
 };
@@ -46,5 +47,32 @@ void dspark__heads_run(const dspark__heads *h);
  * views, kern, threads and model of h. */
 void dspark__heads_logits(const dspark__heads *h, const void *x, size_t x_stride, size_t n,
                           uint16_t *out);
+
+/* ---- between heads.c and heads_greedy.c ---- */
+
+/* The largest of logits, or of logits + bias (may be NULL): its index, the lowest of equals;
+ * DSPARK__NO_ARGMAX when a NaN is in the row. */
+size_t dspark__heads_largest(const dspark__heads *h, const uint16_t *logits, const uint16_t *bias);
+
+/* n logits times logit_scale, rounded once more; 1 changes nothing and is not applied. */
+void dspark__heads_scale(const dspark__heads *h, uint16_t *logits, size_t n);
+
+/* Sequences of one step that are searched together at most: with more, reading W2 once for all of them is
+ * cheaper than bounds for each. */
+#define DSPARK__GREEDY_ROWS 4u
+
+typedef struct dspark__greedy_row {
+    const uint16_t *base;  /* [vocab] logits, logit_scale applied */
+    const uint16_t *input; /* [r] what W2 multiplies */
+    size_t token;          /* out */
+} dspark__greedy_row;
+
+/* Bytes of DSPARK__HEADS_GREEDY; 0 when that overflows. */
+int dspark__greedy_bytes(const dspark_config *c, uint32_t n_sequences, size_t *bytes);
+
+/* The tokens that the largest logit + bias gives, with no bias stored. 0 when the plain way must or had
+ * better be taken: without bounds, for too many rows, numbers that are none, or when too little could be
+ * left out. Counts in times what was read. */
+int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n);
 
 #endif

@@ -239,6 +239,15 @@ static void add_linear(const dspark__quant_modules *linears, const char *name, u
     *packed += dspark__packing_bytes(&m->packing, rows, k);
 }
 
+/* Bounds of the Markov bias, which a drafter keeps beside W2. */
+static uint64_t bound_bytes(const dspark__quant_modules *linears, const char *name, uint64_t rows,
+                            uint64_t k)
+{
+    const dspark__quant_module *m = linears ? dspark__quant_modules_find(linears, name) : NULL;
+    const dspark__packing *packing = m && m->scheme ? &m->packing : &dspark__packing_bf16;
+    return dspark__markov_bound_bytes(packing, rows, k);
+}
+
 static uint64_t bf16_bytes(uint64_t rows, uint64_t k)
 {
     return dspark__packing_bytes(&dspark__packing_bf16, rows, k);
@@ -275,6 +284,7 @@ static void add_block(const dspark_config *c, const dspark__quant_modules *linea
     }
     *packed += layers * heads * (bf16_bytes(width, p) + bf16_bytes(v, width));
     add_linear(linears, "markov_head.markov_w2", c->vocab_size, c->markov_rank, file, packed);
+    *packed += bound_bytes(linears, "markov_head.markov_w2", c->vocab_size, c->markov_rank);
     if (mix) {
         add_linear(linears, c->markov_type == DSPARK_MARKOV_RNN ? "markov_head.joint_proj"
                                                                 : "markov_head.gate_proj",

@@ -4,6 +4,7 @@
 #define DSPARK_MODEL_MODEL_H
 
 #include "ckpt/config.h"
+#include "model/markov_bound.h"
 #include "model/merged_linear.h"
 #include "model/rope.h"
 
@@ -27,6 +28,7 @@ typedef struct dspark__block_weights {
     dspark__merged_linear down;     /* L shards [h, F] */
     dspark__merged_linear lm_head;  /* 1 shard [vocab, h] */
     dspark__merged_linear markov_w2;    /* 1 shard [vocab, r] */
+    dspark__markov_bound markov_bound;  /* of markov_w2; may be empty */
     dspark__merged_linear markov_mix;   /* gated: [r, h + r + 1]; rnn: [3r, 2r + h + 1]: the bias is
                                      * the last column; bf16; else no shard */
     dspark__table embed;            /* [vocab, h] */

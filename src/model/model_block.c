@@ -225,6 +225,9 @@ dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *module
         st = dspark__fill_linear(f, &b->markov_w2, "markov_w2", c->markov_rank, 1, c->vocab_size,
                                  once + P_MARKOV_W2, 1, err);
         if (st == DSPARK_OK)
+            st = dspark__markov_bound_build(&b->markov_bound, &b->markov_w2, f->threads,
+                                            &f->model->allocator, err);
+        if (st == DSPARK_OK)
             st = dspark__fill_table(f, once + P_MARKOV_W1, "markov_head.markov_w1", c->vocab_size,
                                     c->markov_rank, &b->markov_w1, err);
     }
@@ -239,6 +242,7 @@ void dspark__block_free(dspark_model *m)
     dspark__merged_linear *all[] = {&b->q_b, &b->w_uk, &b->w_uv, &b->o, &b->gate_up, &b->down,
                                     &b->lm_head, &b->markov_w2, &b->markov_mix};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) dspark__merged_linear_free(all[i]);
+    dspark__markov_bound_free(&b->markov_bound);
     if (b->norms) dspark__free(&m->allocator, b->norms, b->norms_bytes);
     dspark__checkpoint_close(b->target);
     memset(b, 0, sizeof *b);
@@ -248,5 +252,6 @@ uint64_t dspark__block_bytes(const dspark_model *m)
 {
     const dspark__block_weights *b = &m->block;
     return b->q_b.bytes + b->w_uk.bytes + b->w_uv.bytes + b->o.bytes + b->gate_up.bytes +
-           b->down.bytes + b->lm_head.bytes + b->markov_w2.bytes + b->markov_mix.bytes + b->norms_bytes;
+           b->down.bytes + b->lm_head.bytes + b->markov_w2.bytes + b->markov_bound.bytes +
+           b->markov_mix.bytes + b->norms_bytes;
 }

@@ -45,6 +45,7 @@ void dspark__kern_avx2(dspark__kern *k)
     k->dot_lanes = dspark__dot_lanes__avx2;
     k->argmax_bf16 = dspark__argmax_bf16__avx2;
     k->add_argmax_bf16 = dspark__add_argmax_bf16__avx2;
+    k->bound_panels = dspark__bound_panels__avx2;
     k->probe_flops = probe_flops;
 }
 

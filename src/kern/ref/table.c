@@ -43,5 +43,6 @@ void dspark__kern_ref(dspark__kern *k)
     k->dot_lanes = dspark__dot_lanes__ref;
     k->argmax_bf16 = dspark__argmax_bf16__ref;
     k->add_argmax_bf16 = dspark__add_argmax_bf16__ref;
+    k->bound_panels = dspark__bound_panels__ref;
     k->probe_flops = probe_flops;
 }
