@@ -25,6 +25,7 @@ static const uint16_t ONE = 0x3f80, MINUS = 0xbf80, NOT_A_NUMBER = 0x7fc0, INF =
 /* Weights of the heads under the test's control: W1, W2 and LM head of a model, replaced. */
 typedef struct hands {
     drafting d;
+    dspark__threads *threads;
     uint16_t *w1, *w2, *lm_head;
 } hands;
 
@@ -40,6 +41,8 @@ static void put_all(hands *h)
     dspark__block_weights *b = &h->d.model->block;
     b->markov_w1 = (dspark__table){(const unsigned char *)h->w1, CODE * 2, h->d.vocab, CODE};
     put_linear(h, &b->markov_w2, h->w2, CODE);
+    dspark__markov_bound_free(&b->markov_bound); /* it was of the weights before */
+    must(dspark__markov_bound_build(&b->markov_bound, &b->markov_w2, h->threads, NULL, &err));
     put_linear(h, &b->lm_head, h->lm_head, (uint32_t)h->d.h);
 }
 
@@ -56,6 +59,7 @@ static int setup(void **state)
     size_t id;
     assert_non_null(h);
     drafting_open(&h->d, NULL, 0);
+    must(dspark__threads_create(&h->threads, 2, NULL, NULL, &err));
     assert_int_equal(h->d.config->markov_rank, CODE);
     h->w1 = calloc(h->d.vocab, CODE * 2);
     h->w2 = calloc(h->d.vocab, CODE * 2);
@@ -69,6 +73,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     hands *h = *state;
+    dspark__threads_free(h->threads);
     drafting_close(&h->d);
     free(h->w1);
     free(h->w2);

@@ -315,17 +315,18 @@ static int is_drafting(const dspark__heads *h, uint32_t seq, uint32_t step)
 }
 
 /* The tokens of one step where only they are wanted; tokens[i] of sequence i. 0: the plain way. */
-static int search_tokens(const dspark__heads *h, uint32_t step, size_t *tokens)
+static int search_tokens(const dspark__heads *h, uint32_t step, size_t *tokens, int *hopeless)
 {
     dspark__greedy_row rows[DSPARK__GREEDY_ROWS];
     uint32_t who[DSPARK__GREEDY_ROWS], n = 0, i;
+    if (*hopeless) return 0;
     for (i = 0; i < h->n; i++) {
         if (!is_drafting(h, i, step)) continue;
         if (n == DSPARK__GREEDY_ROWS || is_stored(h, i)) return 0;
         rows[n] = (dspark__greedy_row){.base = base_row(h, i, step), .input = state_of(h, i).input};
         who[n++] = i;
     }
-    if (!dspark__greedy_tokens(h, rows, n)) return 0;
+    if (!dspark__greedy_tokens(h, rows, n, hopeless)) return 0;
     for (i = 0; i < n; i++) tokens[who[i]] = rows[i].token;
     return 1;
 }
@@ -338,12 +339,13 @@ static uint32_t count_drafting(const dspark__heads *h, uint32_t step)
 }
 
 /* The bias of one step, or NULL with the tokens known already. */
-static uint16_t *markov_step(const dspark__heads *h, uint32_t step, const int64_t *prev, size_t *tokens)
+static uint16_t *markov_step(const dspark__heads *h, uint32_t step, const int64_t *prev, size_t *tokens,
+                             int *hopeless)
 {
     const uint64_t rows = (uint64_t)h->model->config.vocab_size * count_drafting(h, step);
     markov_inputs(h, step, prev);
     h->times->markov_rows += rows;
-    if (search_tokens(h, step, tokens)) return NULL;
+    if (search_tokens(h, step, tokens, hopeless)) return NULL;
     h->times->markov_rows_read += rows;
     return markov_bias(h);
 }
@@ -366,6 +368,7 @@ void dspark__heads_run(const dspark__heads *h)
     int64_t prev[DSPARK__MAX_SEQUENCES];
     size_t known[DSPARK__MAX_SEQUENCES];
     uint32_t most = 0, i, step;
+    int hopeless = 0;
     uint64_t t0 = dspark__now();
     start(h, prev);
     for (i = 0; i < h->n; i++)
@@ -377,7 +380,7 @@ void dspark__heads_run(const dspark__heads *h)
     dspark__lap(&h->times->lm_head, &t0);
     for (step = 0; step < most; step++) {
         const int markov = c->markov_type != DSPARK_MARKOV_NONE;
-        uint16_t *bias = markov ? markov_step(h, step, prev, known) : NULL;
+        uint16_t *bias = markov ? markov_step(h, step, prev, known, &hopeless) : NULL;
         dspark__lap(&h->times->markov, &t0);
         for (i = 0; i < h->n; i++)
             if (is_drafting(h, i, step)) run_confidence(h, i, step);

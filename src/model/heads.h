@@ -72,7 +72,8 @@ int dspark__greedy_bytes(const dspark_config *c, uint32_t n_sequences, size_t *b
 
 /* The tokens that the largest logit + bias gives, with no bias stored. 0 when the plain way must or had
  * better be taken: without bounds, for too many rows, numbers that are none, or when too little could be
- * left out. Counts in times what was read. */
-int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n);
+ * left out; *hopeless is set when finding that out was not cheap: better not ask again for this block.
+ * Counts in times what was read. */
+int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n, int *hopeless);
 
 #endif

@@ -11,10 +11,11 @@
 
 /* Panels of one unit of the threads: about 100 KB of codes at rank 256. */
 #define UNIT_PANELS 16u
-/* Every SAMPLE_EVERYth unit is looked at first. When more than LISTED_MOST of its panels might hold the
- * largest, the plain way is as fast. */
+/* Every SAMPLE_EVERYth unit is looked at first. When nearly all of its panels might hold the largest, the
+ * others are not worth a look; and when many of all panels might, the plain way is as fast. */
 #define SAMPLE_EVERY 16u
-#define LISTED_MOST 0.5
+#define SAMPLE_MOST 0.9
+#define LISTED_MOST 0.4
 #define SAMPLE_LEAST 32u /* units of a matrix that is worth a sample */
 
 /* One panel that has to be read for one sequence, and what was found in it. */
@@ -34,7 +35,7 @@ typedef struct search {
     float floor[DSPARK__GREEDY_ROWS];  /* a number that the largest is not below */
     float *upper;                      /* [n_rows][n_panels] */
     wanted *list;
-    size_t n_list;
+    size_t n_list, n_workers;
     int sampling;                      /* bound_task: the sample's units, or the others */
     atomic_size_t next, bounded, bytes;
 } search;
@@ -70,19 +71,30 @@ static void read_panel(const search *s, wanted *w, size_t worker)
     w->at = h->kern->add_argmax_bf16(row->base + (size_t)w->panel * DSPARK__PANEL, bias, n, &w->value);
 }
 
+/* Panels lie far apart: what comes next is asked for while this one is computed. */
+static void fetch_panel(const search *s, size_t i)
+{
+    const dspark__shard *shard = &s->w2->shards[0];
+    if (i >= s->n_list) return;
+    const unsigned char *at = shard->codes + s->list[i].panel * shard->code_stride;
+    for (size_t n = 0; n < shard->code_stride; n += 64) __builtin_prefetch(at + n, 0, 2);
+}
+
 static void read_task(void *arg, size_t worker)
 {
     search *s = arg;
-    for (size_t i; (i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->n_list;)
+    for (size_t i; (i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed)) < s->n_list;) {
+        fetch_panel(s, i + s->n_workers);
         read_panel(s, &s->list[i], worker);
+    }
 }
 
 static void read_list(search *s)
 {
     const double panel = (double)s->w2->k * DSPARK__PANEL;
     atomic_store(&s->next, 0);
-    dspark__threads_run(s->h->threads, read_task, s,
-                        dspark__threads_worth(s->h->threads, s->n_list, (double)s->n_list * panel));
+    s->n_workers = dspark__threads_worth(s->h->threads, s->n_list, (double)s->n_list * panel);
+    dspark__threads_run(s->h->threads, read_task, s, s->n_workers);
 }
 
 /* Read one panel of each row now, so that its largest becomes a floor. */
@@ -249,8 +261,8 @@ static void count_reads(search *s, size_t n_early)
     t->markov_bytes += atomic_load(&s->bytes) + n_panels * (shard->bytes / shard->n_panels);
 }
 
-/* Floors, then the panels that reach them. 0: too many do. */
-static int list_candidates(search *s, size_t *n_early)
+/* Floors, then the panels that reach them. 0: too many do; *hopeless = 1 when that was found out late. */
+static int list_candidates(search *s, size_t *n_early, int *hopeless)
 {
     uint32_t panels[DSPARK__GREEDY_ROWS];
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -266,18 +278,21 @@ static int list_candidates(search *s, size_t *n_early)
         best_panels(s, panels);
         raise_floors(s, panels);
         ++*n_early;
-        if (reaching_floors(s) > LISTED_MOST) return 0;
+        if (reaching_floors(s) > (sampling ? SAMPLE_MOST : LISTED_MOST)) {
+            *hopeless = !sampling;
+            return 0;
+        }
     }
     list_wanted(s);
     return 1;
 }
 
-int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n)
+int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n, int *hopeless)
 {
     search s;
     size_t n_early = 0;
     if (!start(&s, h, rows, n)) return 0;
-    int found = list_candidates(&s, &n_early);
+    int found = list_candidates(&s, &n_early, hopeless);
     if (!found) s.n_list = 0;
     if (found) {
         read_list(&s);

@@ -11,8 +11,10 @@
 #include "base/numfmt.h"
 #include "base/status.h"
 
-/* Values of k that are expanded at a time; a multiple of 8. */
-#define BLOCK 64u
+/* Values of k that are expanded at a time, and turned at most; a power of two. */
+#define BLOCK 256u
+/* Of packed codes that are decoded at a time. */
+#define DECODE 64u
 /* Sums above it are left to the plain way: far from FLT_MAX, so that no partial sum overflows. */
 #define LARGEST_SUM 0x1p120
 #define LARGEST_NORM 0x1p60 /* of a row of W2 */
@@ -40,94 +42,98 @@ typedef struct build_job {
     atomic_uint bad; /* 1: a weight that is not finite, or too large */
 } build_job;
 
-/* Rows of one panel, BLOCK values of k of each. */
+/* Rows of one panel, BLOCK values of k of each, zero behind the last. */
 typedef float weights[BLOCK][DSPARK__PANEL];
 
-/* Values k0 .. k0+n-1 of panel p, times their scales. Subnormals are zero, as the product reads them. */
+static void put_word(unsigned char *to, uint32_t word)
+{
+    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(word >> 8 * i);
+}
+
+/* n values of k in panel order to rows of w. Subnormals are zero, as the product reads them. */
+static void widen(const uint16_t *from, uint32_t n, float (*w)[DSPARK__PANEL])
+{
+    for (uint32_t i = 0; i < n; i += 2, from += 2 * DSPARK__PANEL)
+        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
+            uint32_t pair;
+            memcpy(&pair, from + 2 * lane, sizeof pair);
+            uint32_t first = pair << 16, second = pair & 0xffff0000u;
+            first = first & 0x7f800000u ? first : 0;
+            second = second & 0x7f800000u ? second : 0;
+            memcpy(&w[i][lane], &first, sizeof first);
+            memcpy(&w[i + 1][lane], &second, sizeof second);
+        }
+}
+
+static void scale_rows(float (*w)[DSPARK__PANEL], uint32_t n, const float *s)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) w[i][lane] *= s[lane];
+}
+
+/* Values k0 .. k0+n-1 of panel p, times their scales. When n is odd, n+1 rows are written. */
 static void load_weights(const build_job *job, size_t p, uint32_t k0, uint32_t n, weights w)
 {
     const dspark__shard *shard = job->shard;
-    const uint16_t *from = (const uint16_t *)(const void *)(shard->codes + p * shard->code_stride);
-    _Alignas(64) uint16_t block[BLOCK * DSPARK__PANEL];
+    const uint32_t group = shard->packing.group;
     if (shard->packing.bits == 16) {
-        from += (size_t)k0 * DSPARK__PANEL;
-    } else {
-        const uint8_t *scales = shard->scales ? shard->scales + p * shard->scale_stride : NULL;
-        job->kern->decode(block, shard->codes + p * shard->code_stride, scales, &shard->packing.format,
-                          k0, n);
-        from = block;
+        const uint16_t *from = (const uint16_t *)(const void *)(shard->codes + p * shard->code_stride);
+        widen(from + (size_t)k0 * DSPARK__PANEL, n, w);
+        return;
     }
-    for (uint32_t i = 0; i < n; i++)
-        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-            uint16_t bits = from[((size_t)(i / 2) * DSPARK__PANEL + lane) * 2 + i % 2];
-            w[i][lane] = bits & 0x7f80 ? dspark__bf16_to_f32(bits) : 0;
-        }
-    if (shard->packing.group)
-        for (uint32_t i = 0; i < n; i++) {
-            const float *s = shard->group_scales +
-                             (p * shard->n_groups + (k0 + i) / shard->packing.group) * DSPARK__PANEL;
-            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) w[i][lane] *= s[lane];
-        }
-    if (shard->row_scales)
+    const uint8_t *scales = shard->scales ? shard->scales + p * shard->scale_stride : NULL;
+    for (uint32_t i = 0; i < n; i += DECODE) {
+        _Alignas(64) uint16_t block[DECODE * DSPARK__PANEL];
+        const uint32_t m = n - i < DECODE ? n - i : DECODE;
+        job->kern->decode(block, shard->codes + p * shard->code_stride, scales, &shard->packing.format,
+                          k0 + i, m);
+        widen(block, m, w + i);
+    }
+    if (group)
         for (uint32_t i = 0; i < n; i++)
-            for (size_t lane = 0; lane < DSPARK__PANEL; lane++)
-                w[i][lane] *= shard->row_scales[p * DSPARK__PANEL + lane];
+            scale_rows(w + i, 1, shard->group_scales +
+                                     (p * shard->n_groups + (k0 + i) / group) * DSPARK__PANEL);
+    if (shard->row_scales) scale_rows(w, n, shard->row_scales + p * DSPARK__PANEL);
+}
+
+/* Rows are turned before they are coded, and vectors are turned with them: no product changes, but the
+ * elements become alike, and a few large ones do not spoil the codes of all others. Hadamard's matrix, not
+ * normalised, on `turn` elements at a time (a power of two that divides the width). */
+static uint32_t turn_of(uint32_t rank)
+{
+    uint32_t width = (uint32_t)dspark__markov_bound_width(rank), turn = width & (~width + 1);
+    return turn < BLOCK ? turn : BLOCK;
+}
+
+static void turn_weights(weights w, uint32_t n, uint32_t turn)
+{
+    for (uint32_t half = 1; half < turn; half *= 2)
+        for (uint32_t i = 0; i < n; i++) {
+            if (i & half) continue;
+            float *a = w[i], *b = w[i + half];
+            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
+                float sum = a[lane] + b[lane], difference = a[lane] - b[lane];
+                a[lane] = sum;
+                b[lane] = difference;
+            }
+        }
+}
+
+/* Values k0 .. of panel p, turned; returns how many, a multiple of 8. */
+static uint32_t load_turned(const build_job *job, size_t p, uint32_t k0, weights w)
+{
+    const uint32_t rank = job->bound->rank, n = rank - k0 < BLOCK ? rank - k0 : BLOCK;
+    const uint32_t whole = (n + 7) / 8 * 8;
+    load_weights(job, p, k0, n, w);
+    for (uint32_t i = n; i < whole; i++) memset(w[i], 0, sizeof w[i]);
+    turn_weights(w, whole, turn_of(rank));
+    return whole;
 }
 
 /* ---- codes and norms of a panel ---- */
 
-/* Steps that are tried, in root mean squares of a row: the best for normally distributed weights, and a
- * larger one for rows with outliers. */
-static const float STEPS[] = {0.1676f, 0.24f};
-#define N_STEPS (sizeof STEPS / sizeof *STEPS)
-
-typedef struct panel_sums {
-    float most[DSPARK__PANEL], squares[DSPARK__PANEL]; /* largest magnitude; sum of squares */
-    float step[N_STEPS][DSPARK__PANEL];
-    float error[N_STEPS][DSPARK__PANEL];               /* sum of squares of what the codes leave */
-    float coded[N_STEPS][DSPARK__PANEL];               /* of 2c - 15 */
-} panel_sums;
-
-/* The code of w for a step whose half inverse is given: c stands for step * (2c - 15). */
-static inline float code_of(float w, float half_inverse)
-{
-    float c = w * half_inverse + 8.0f;
-    c = c < 0.0f ? 0.0f : c;
-    c = c > 15.0f ? 15.0f : c;
-    return (float)(int32_t)c;
-}
-
-static void invert(float *inverse, const float *step)
-{
-    for (size_t lane = 0; lane < DSPARK__PANEL; lane++)
-        inverse[lane] = step[lane] > 0 ? 0.5f / step[lane] : 0;
-}
-
-static void add_magnitudes(panel_sums *s, weights w, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-            float x = w[i][lane], a = fabsf(x);
-            s->squares[lane] += x * x;
-            /* NaN: the comparison is false, and squares knows */
-            s->most[lane] = s->most[lane] < a ? a : s->most[lane];
-        }
-}
-
-static void add_errors(panel_sums *s, weights w, uint32_t n)
-{
-    for (size_t t = 0; t < N_STEPS; t++) {
-        float inverse[DSPARK__PANEL];
-        invert(inverse, s->step[t]);
-        for (uint32_t i = 0; i < n; i++)
-            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-                float level = 2 * code_of(w[i][lane], inverse[lane]) - 15;
-                float left = w[i][lane] - s->step[t][lane] * level; /* the product is exact */
-                s->error[t][lane] += left * left;
-                s->coded[t][lane] += level * level;
-            }
-    }
-}
+/* The step in root mean squares of a row: the best one for 16 levels of normally distributed numbers. */
+#define STEP 0.1676f
 
 /* A positive number as bf16, not below it. */
 static uint16_t round_up(double x)
@@ -142,76 +148,66 @@ static double root_above(double sum, uint32_t n)
     return sqrt(sum * (1 + (n + 16.0) * 2 * UNIT) + n * 0x1p-140);
 }
 
-static void choose_steps(panel_sums *s, uint32_t k)
+/* Codes of n values of k; a code c stands for step * (2c - 15). Squares of what they leave join `left`. */
+static void write_codes(weights w, uint32_t n, const float *step, float *left, unsigned char *to)
 {
-    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-        float rms = sqrtf(s->squares[lane] / (float)k), all = s->most[lane] / 15;
-        for (size_t t = 0; t < N_STEPS; t++) {
-            float step = STEPS[t] * rms < all ? STEPS[t] * rms : all;
-            uint16_t bits = dspark__f32_to_bf16(step);
-            s->step[t][lane] = bits & 0x7f80 ? dspark__bf16_to_f32(bits) : 0;
-        }
-    }
-}
-
-static void write_head(const panel_sums *s, uint32_t k, unsigned char *panel, float *chosen)
-{
-    uint16_t head[3][DSPARK__PANEL];
-    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-        size_t t = s->error[1][lane] < s->error[0][lane];
-        double norm = root_above(s->squares[lane], k);
-        double coded = (double)s->step[t][lane] * root_above(s->coded[t][lane], k);
-        chosen[lane] = s->step[t][lane];
-        head[0][lane] = dspark__f32_to_bf16(chosen[lane]);
-        head[1][lane] = round_up(root_above(s->error[t][lane], k));
-        head[2][lane] = round_up(norm > coded ? norm : coded);
-    }
-    memset(panel, 0, DSPARK__BOUND_HEAD);
-    memcpy(panel, head, sizeof head);
-}
-
-static void write_codes(weights w, uint32_t n, const float *inverse, unsigned char *to)
-{
-    for (uint32_t i = 0; i < n; i++)
+    float inverse[DSPARK__PANEL];
+    uint32_t words[DSPARK__PANEL];
+    for (size_t lane = 0; lane < DSPARK__PANEL; lane++)
+        inverse[lane] = step[lane] > 0 ? 0.5f / step[lane] : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const int shift = i % 8 < 4 ? (int)(i % 4) * 8 : (int)(i % 4) * 8 + 4;
+        if (i % 8 == 0) memset(words, 0, sizeof words);
         for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-            unsigned c = (unsigned)code_of(w[i][lane], inverse[lane]);
-            unsigned char *at = to + ((size_t)(i / 8) * DSPARK__PANEL + lane) * 4 + i % 4;
-            *at = (unsigned char)(i % 8 < 4 ? c : *at | c << 4);
+            float c = w[i][lane] * inverse[lane] + 8.0f;
+            c = c < 0.0f ? 0.0f : c;
+            c = c > 15.0f ? 15.0f : c;
+            int32_t code = (int32_t)c;
+            float rest = w[i][lane] - step[lane] * (float)(2 * code - 15); /* the product is exact */
+            left[lane] += rest * rest;
+            words[lane] |= (uint32_t)code << shift;
         }
+        if (i % 8 < 7) continue;
+        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) put_word(to + 4 * lane, words[lane]);
+        to += sizeof words;
+    }
 }
 
 static void build_panel(build_job *job, size_t p)
 {
     const uint32_t k = job->bound->rank;
-    unsigned char *panel = job->bound->panels + p * job->bound->stride;
-    panel_sums s;
+    unsigned char *panel = job->bound->panels + p * job->bound->stride, *to = panel + DSPARK__BOUND_HEAD;
     weights w;
-    float step[DSPARK__PANEL], inverse[DSPARK__PANEL], sum = 0;
-    memset(&s, 0, sizeof s);
-    memset(panel + DSPARK__BOUND_HEAD, 0, job->bound->stride - DSPARK__BOUND_HEAD);
-    for (uint32_t k0 = 0, n; k0 < k; k0 += n) {
-        n = k - k0 < BLOCK ? k - k0 : BLOCK;
-        load_weights(job, p, k0, n, w);
-        add_magnitudes(&s, w, n);
+    float squares[DSPARK__PANEL] = {0}, left[DSPARK__PANEL] = {0}, step[DSPARK__PANEL], sum = 0;
+    uint16_t head[3][DSPARK__PANEL];
+    uint32_t n = 0;
+    for (uint32_t k0 = 0; k0 < k; k0 += BLOCK) {
+        n = load_turned(job, p, k0, w);
+        for (uint32_t i = 0; i < n; i++)
+            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) squares[lane] += w[i][lane] * w[i][lane];
     }
-    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) sum += s.squares[lane];
-    if (!(sum <= (float)(LARGEST_NORM * LARGEST_NORM))) {
+    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) sum += squares[lane];
+    if (!(sum <= (float)(LARGEST_NORM * LARGEST_NORM))) { /* or NaN */
         atomic_store(&job->bad, 1);
         return;
     }
-    choose_steps(&s, k);
-    for (uint32_t k0 = 0, n; k0 < k; k0 += n) {
-        n = k - k0 < BLOCK ? k - k0 : BLOCK;
-        load_weights(job, p, k0, n, w);
-        add_errors(&s, w, n);
+    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
+        head[0][lane] = dspark__f32_to_bf16(STEP * sqrtf(squares[lane] / (float)k));
+        if (!(head[0][lane] & 0x7f80)) head[0][lane] = 0;
+        step[lane] = dspark__bf16_to_f32(head[0][lane]);
     }
-    write_head(&s, k, panel, step);
-    invert(inverse, step);
-    for (uint32_t k0 = 0, n; k0 < k; k0 += n) {
-        n = k - k0 < BLOCK ? k - k0 : BLOCK;
-        load_weights(job, p, k0, n, w);
-        write_codes(w, n, inverse, panel + DSPARK__BOUND_HEAD + k0 / 8 * (size_t)(DSPARK__PANEL * 4));
+    for (uint32_t k0 = 0; k0 < k; k0 += BLOCK) {
+        if (k > BLOCK) n = load_turned(job, p, k0, w);
+        write_codes(w, n, step, left, to);
+        to += (size_t)n * DSPARK__PANEL / 2;
     }
+    const uint32_t width = (uint32_t)dspark__markov_bound_width(k);
+    for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
+        head[1][lane] = round_up(root_above(left[lane], width));
+        head[2][lane] = round_up(root_above(squares[lane], width));
+    }
+    memset(panel, 0, DSPARK__BOUND_HEAD);
+    memcpy(panel, head, sizeof head);
 }
 
 static void build_task(void *arg, size_t worker)
@@ -258,7 +254,7 @@ static void measure_scales(dspark__markov_bound *b, const dspark__shard *shard)
     if (shard->row_scales) scale *= largest(shard->row_scales, lanes, 1);
     b->most = LARGEST_NORM;
     if (shard->packing.bits < 16) b->most = largest_code(shard) * scale * b->rank;
-    b->rounding = (b->rank + 2.0 * shard->n_groups + 16) * UNIT * 1.01;
+    b->rounding = (b->rank + 2.0 * shard->n_groups + 32) * UNIT * 1.01;
     b->flushed = (b->rank + 8.0) * 0x1p-124 * scale;
 }
 
@@ -300,33 +296,65 @@ void dspark__markov_bound_free(dspark__markov_bound *b)
 
 /* ---- a vector ---- */
 
+static void turn_vector(double *x, size_t n, size_t turn)
+{
+    for (size_t half = 1; half < turn; half *= 2)
+        for (size_t i = 0; i < n; i++) {
+            if (i & half) continue;
+            double sum = x[i] + x[i + half], difference = x[i] - x[i + half];
+            x[i] = sum;
+            x[i + half] = difference;
+        }
+    for (size_t i = 0; i < n; i++) x[i] /= (double)turn; /* of both sides together: exact */
+}
+
+/* BLOCK elements of x from k0 on, as the product reads them, turned. Returns how many. */
+static size_t load_vector(const dspark__markov_bound *b, const uint16_t *x, size_t k0, double *v)
+{
+    const size_t width = dspark__markov_bound_width(b->rank);
+    const size_t n = width - k0 < BLOCK ? width - k0 : BLOCK;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits = k0 + i < b->rank ? x[k0 + i] : 0;
+        v[i] = bits & 0x7f80 ? (double)dspark__bf16_to_f32(bits) : 0;
+    }
+    turn_vector(v, n, turn_of(b->rank));
+    return n;
+}
+
 int dspark__markov_bound_vector(const dspark__markov_bound *b, const uint16_t *x, float scale,
                                 int8_t *codes, dspark__bound_panels *call)
 {
+    double v[BLOCK], most = 0, plain = 0, squares = 0, left = 0;
     const size_t width = dspark__markov_bound_width(b->rank);
-    double most = 0, squares = 0, left = 0;
     int32_t sum = 0;
     for (uint32_t i = 0; i < b->rank; i++) {
-        double v = x[i] & 0x7f80 ? (double)dspark__bf16_to_f32(x[i]) : 0; /* as the product reads it */
+        double value = x[i] & 0x7f80 ? (double)dspark__bf16_to_f32(x[i]) : 0;
         if ((x[i] & 0x7f80) == 0x7f80) return 0;
-        squares += v * v;
-        most = fabs(v) > most ? fabs(v) : most;
+        plain += value * value;
     }
-    const double norm = sqrt(squares) * LITTLE_MORE;
-    if (!(norm * b->most * (scale > 1 ? (double)scale : 1) <= LARGEST_SUM)) return 0;
+    for (size_t k0 = 0; k0 < width; k0 += BLOCK) {
+        const size_t n = load_vector(b, x, k0, v);
+        for (size_t i = 0; i < n; i++) {
+            squares += v[i] * v[i];
+            most = fabs(v[i]) > most ? fabs(v[i]) : most;
+        }
+    }
+    if (!(sqrt(plain) * b->most * (scale > 1 ? (double)scale : 1) <= LARGEST_SUM)) return 0;
+    if (plain > 0 && most < 0x1p-100) return 0; /* factors would be subnormal */
 
-    const float step = most >= 0x1p-100 ? (float)(most / 127) : 0;
-    memset(codes, 0, width);
-    for (uint32_t i = 0; i < b->rank; i++) {
-        double v = x[i] & 0x7f80 ? (double)dspark__bf16_to_f32(x[i]) : 0;
-        double c = step > 0 ? rint(v / (double)step) : 0;
-        c = c > 127 ? 127 : c < -127 ? -127 : c;
-        codes[i] = (int8_t)c;
-        sum += (int32_t)c;
-        v -= (double)step * c;
-        left += v * v;
+    const float step = (float)(most / 127);
+    for (size_t k0 = 0; k0 < width; k0 += BLOCK) {
+        const size_t n = load_vector(b, x, k0, v);
+        for (size_t i = 0; i < n; i++) {
+            double c = step > 0 ? rint(v[i] / (double)step) : 0;
+            c = c > 127 ? 127 : c < -127 ? -127 : c;
+            codes[k0 + i] = (int8_t)c;
+            sum += (int32_t)c;
+            v[i] -= (double)step * c;
+            left += v[i] * v[i];
+        }
     }
-    const double rest = sqrt(left) * LITTLE_MORE;
+    const double norm = sqrt(squares) * LITTLE_MORE, rest = sqrt(left) * LITTLE_MORE;
     const double rounding = b->rounding * (norm + rest);
     memset(call, 0, sizeof *call);
     call->stride = b->stride;
@@ -334,7 +362,7 @@ int dspark__markov_bound_vector(const dspark__markov_bound *b, const uint16_t *x
     call->x = codes;
     call->offset = 15 * sum;
     call->step = step;
-    call->residual = (float)(norm * LITTLE_MORE);
+    call->residual = (float)((norm + rest) * LITTLE_MORE);
     call->norm = (float)((rest + rounding) * LITTLE_MORE);
     call->reach = (float)((norm + rounding) * LITTLE_MORE);
     call->slack = (float)(b->flushed * LITTLE_MORE);
