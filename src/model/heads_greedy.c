@@ -12,11 +12,13 @@
 /* Panels of one unit of the threads: about 100 KB of codes at rank 256. */
 #define UNIT_PANELS 16u
 /* Every SAMPLE_EVERYth unit is looked at first. When nearly all of its panels might hold the largest, the
- * others are not worth a look; and when many of all panels might, the plain way is as fast. */
+ * others are not worth a look; and when many of all panels might, the plain way is as fast (with few
+ * panels it does not matter). */
 #define SAMPLE_EVERY 16u
 #define SAMPLE_MOST 0.9
 #define LISTED_MOST 0.4
 #define SAMPLE_LEAST 32u /* units of a matrix that is worth a sample */
+#define FEW_PANELS 64u
 
 /* One panel that has to be read for one sequence, and what was found in it. */
 typedef struct wanted {
@@ -278,8 +280,9 @@ static int list_candidates(search *s, size_t *n_early, int *hopeless)
         best_panels(s, panels);
         raise_floors(s, panels);
         ++*n_early;
-        if (reaching_floors(s) > (sampling ? SAMPLE_MOST : LISTED_MOST)) {
-            *hopeless = !sampling;
+        const int all = !sampling || s->n_panels < SAMPLE_LEAST * UNIT_PANELS;
+        if (s->n_panels > FEW_PANELS && reaching_floors(s) > (all ? LISTED_MOST : SAMPLE_MOST)) {
+            *hopeless = all;
             return 0;
         }
     }
