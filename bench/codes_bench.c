@@ -8,12 +8,9 @@
 #include "base/fpenv.h"
 #include "base/numfmt.h"
 #include "kern/kern.h"
+#include "timing.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
 enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 128, MOST_ROUNDS = 99, MOST_DOT_ROWS = 128 };
 
@@ -41,38 +38,6 @@ typedef struct bench {
     size_t panel_bytes, k_per_block;
     float *acc;
 } bench;
-
-/* Processor time: a busy machine then costs cache contents, but not time slices. */
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof *v, compare_doubles);
-    return v[n / 2];
-}
-
-static void *take(size_t n_bytes)
-{
-    size_t huge = (size_t)2 << 20, n = (n_bytes + huge - 1) / huge * huge;
-    void *p = aligned_alloc(huge, n);
-    if (!p) {
-        fprintf(stderr, "codes_bench: no memory for %zu bytes\n", n);
-        exit(5);
-    }
-    madvise(p, n, MADV_HUGEPAGE);
-    return p;
-}
 
 static uint64_t next_random(void)
 {
@@ -181,18 +146,8 @@ static void dot_all(const bench *b, size_t copy, size_t n_rows, size_t group)
 
 static double read_all(const bench *b, size_t copy)
 {
-    size_t n = N_PANELS * b->panel_bytes / 8;
-    const uint64_t *w = (const void *)(b->codes + copy * N_PANELS * b->panel_bytes);
-    uint64_t sum[8] = {0};
-    volatile uint64_t sink;
-    double t = now();
-    for (size_t i = 0; i < n; i += 8)
-        for (size_t j = 0; j < 8; j++) sum[j] |= w[i + j];
-    t = now() - t;
-    for (size_t j = 1; j < 8; j++) sum[0] |= sum[j];
-    sink = sum[0];
-    (void)sink;
-    return t;
+    const size_t n_bytes = N_PANELS * b->panel_bytes;
+    return read_bytes(b->codes + copy * n_bytes, n_bytes / 64 * 64);
 }
 
 static void measure_decode(const bench *b, size_t rounds)

@@ -7,12 +7,9 @@
  * model/merged_linear.c does it. */
 #include "base/fpenv.h"
 #include "kern/kern.h"
+#include "timing.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
 enum { K = 7168, N_PANELS = 60, N_COPIES = 6, MOST_ROWS = 512, FEW = 16, MOST_ROUNDS = 99 };
 
@@ -23,38 +20,6 @@ typedef struct bench {
     float *acc;
     size_t panels_per_call, k_per_call, rows_per_call;
 } bench;
-
-/* Processor time: a busy machine then costs cache contents, but not time slices. */
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof *v, compare_doubles);
-    return v[n / 2];
-}
-
-static void *take(size_t n_bytes)
-{
-    size_t huge = (size_t)2 << 20, n = (n_bytes + huge - 1) / huge * huge;
-    void *p = aligned_alloc(huge, n);
-    if (!p) {
-        fprintf(stderr, "kern_bench: no memory for %zu bytes\n", n);
-        exit(5);
-    }
-    madvise(p, n, MADV_HUGEPAGE);
-    return p;
-}
 
 static uint16_t random_bf16(uint64_t *s)
 {
@@ -102,18 +67,8 @@ static void run_all(const bench *b, size_t copy, size_t n_rows)
 /* A plain read in order of the bytes that one pass over the weights takes. */
 static double read_all(const bench *b, size_t copy)
 {
-    size_t n = N_PANELS * dspark__panel_elements(K), part = n / 4;
-    const uint64_t *w = (const void *)(b->panels + copy * n);
-    uint64_t sum[8] = {0};
-    volatile uint64_t sink;
-    double t = now();
-    for (size_t i = 0; i < part; i += 8)
-        for (size_t j = 0; j < 8; j++) sum[j] |= w[i + j];
-    t = now() - t;
-    for (size_t j = 1; j < 8; j++) sum[0] |= sum[j];
-    sink = sum[0];
-    (void)sink;
-    return t;
+    size_t n = N_PANELS * dspark__panel_elements(K);
+    return read_bytes(b->panels + copy * n, n * 2);
 }
 
 static void measure(const bench *b, size_t n_rows, size_t rounds)
