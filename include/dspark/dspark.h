@@ -953,7 +953,9 @@ DSPARK_API dspark_status dspark_quantize(const char *ckpt, const char *out,
 DSPARK_API void dspark_digest(const void *data, size_t n_bytes, char hex[33]);
 
 /* Register-only peak of the dot-product instruction of `isa` on n_threads, GFLOP/s, and read
- * bandwidth over a buffer, GB/s. Both take about `seconds`. The limits that bench prints. */
+ * bandwidth over a buffer, GB/s: of several rounds the best. Both take about `seconds`, at least three
+ * rounds. The limits that bench prints. Put a large buffer into huge pages, as the library does with
+ * weights: small ones are read 10 to 20 % slower. */
 DSPARK_API dspark_status dspark_probe_compute(dspark_isa isa, uint32_t n_threads, double seconds,
                                               double *gflops, dspark_error *err);
 DSPARK_API dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n_bytes,
