@@ -1,315 +1,426 @@
-/* dspark bench --draft: one block over contexts of several lengths, time and bytes by stage. The context's
- * entries are made up (attention costs what it costs whatever they say); without a target the LM head and
- * embedding are made up too. */
+/* dspark bench --what draft, linear and attention: one block over contexts of several lengths, for one sequence
+ * or several, by stage; the linears alone; attention alone. The context's entries are made up (attention costs
+ * what it costs whatever they say); without a target the LM head and embedding are made up too. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "args.h"
 #include "bench.h"
 #include "drafting.h"
 #include "out.h"
-#include "progress.h"
 
 #define BLOCK_SIZE 64u
 #define MAX_REPEATS 200
+#define SETTLE_NANOSECONDS 60000000L /* idle workers spin for tens of ms before they sleep */
 
-typedef struct draft_bench {
-    const bench_draft_args *args;
+typedef struct rig {
+    bench_report *report;
+    const bench_args *args;
+    dspark_host_matrix head;   /* when no target was given */
     dspark_model *model;
-    const dspark_config *config;
+    bench_sizes sizes;
+    const char *format;        /* NULL: the checkpoint's own */
     dspark_drafter *drafter;
+    bench_run *run;
     dspark_cache *cache;
-    uint16_t *head;            /* [vocab][h] when no target was given */
-    int32_t *table;
-    uint64_t longest;
-    double read_gbs;
-    unsigned char *buffer;     /* of the read probe */
-} draft_bench;
-
-#define PROBE_BYTES ((size_t)256 << 20)
-
-static uint32_t next_bits(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(*state >> 33);
-}
-
-/* bf16 numbers between -1 and 1, most of them small. */
-static void fill_values(uint16_t *to, size_t n)
-{
-    uint64_t state = 1;
-    size_t i;
-    for (i = 0; i < n; i++) {
-        uint32_t bits = next_bits(&state);
-        to[i] = (uint16_t)((bits & 0x807f) | (0x3c00 + (bits >> 8 & 0x180)));
-    }
-}
-
-static dspark_status open_all(draft_bench *b, dspark_error *err)
-{
-    const bench_draft_args *a = b->args;
-    dspark_model_opts model;
-    dspark_drafter_opts drafter;
-    dspark_host_matrix head = {0};
-    dspark_status st = DSPARK_OK;
+    dspark_cache_dtype dtype;
+    int32_t *table;            /* 0, 1, 2, ...: sequence s has blocks s * n_blocks and on */
+    uint64_t n_blocks;         /* of one sequence */
+    int32_t *tokens;           /* [most sequences][block] */
+    dspark_draft_input *in;
+    dspark_draft_output *out;
+    uint64_t longest, most;    /* context, sequences */
+    int hot;                   /* weights stay in caches from call to call */
+    size_t which_hot;
     progress bar;
-    dspark_model_opts_init(&model);
-    model.parts = DSPARK_PART_BLOCK;
-    model.target = a->target;
-    model.n_threads = a->n_threads;
-    model.progress = progress_update;
-    model.progress_user = &bar;
-    if (!a->target) { /* the sizes are in the config */
-        dspark_model_opts first;
-        dspark_model *probe = NULL;
-        dspark_model_opts_init(&first);
-        first.n_threads = a->n_threads;
-        st = dspark_model_open(&probe, a->checkpoint, &first, err);
-        if (st != DSPARK_OK) return st;
-        head.rows = dspark_model_config(probe)->vocab_size;
-        head.cols = dspark_model_config(probe)->hidden_size;
-        dspark_model_close(probe);
-        b->head = malloc((size_t)(head.rows * head.cols) * sizeof *b->head);
-        if (!b->head) return out_set_error(err, DSPARK_ENOMEM, "", "out of memory for a made-up LM head");
-        fill_values(b->head, (size_t)(head.rows * head.cols));
-        head.data = b->head;
-        model.lm_head = model.embed_tokens = &head;
-    }
-    progress_start(&bar, "packing", PROGRESS_BYTES);
-    st = dspark_model_open(&b->model, a->checkpoint, &model, err);
-    progress_end(&bar);
-    if (st != DSPARK_OK) {
-        out_add_path(err, a->checkpoint);
-        return st;
-    }
-    b->config = dspark_model_config(b->model);
-    dspark_drafter_opts_init(&drafter);
-    drafter.n_threads = a->n_threads;
-    drafter.isa = (dspark_isa)a->isa;
-    return dspark_drafter_create(&b->drafter, b->model, &drafter, err);
+    size_t done, steps;
+} rig;
+
+static uint64_t largest(const bench_list *list)
+{
+    uint64_t most = 0;
+    size_t i;
+    for (i = 0; i < list->n; i++)
+        if (list->items[i] > most) most = list->items[i];
+    return most;
 }
 
-static dspark_status make_context(draft_bench *b, dspark_error *err)
+/* ---- what a stage reads and computes ---- */
+
+typedef struct work {
+    double weights, bytes, flops;
+} work;
+
+enum { QKV_A = 1, Q_B, W_UK, ATTENTION, W_UV, O, GATE_UP, DOWN, NORMS, LM_HEAD, MARKOV, CONFIDENCE, CHOICE };
+
+/* rows: the block's tokens of all sequences together; in the order of drafting_stage_names. Weights count
+ * once a call, the Markov head's once a token of a block: that is a chain. */
+static void count_work(const rig *g, uint64_t n_context, double sequences, work all[DRAFTING_STAGES])
 {
-    uint64_t n_blocks = (b->longest + BLOCK_SIZE - 1) / BLOCK_SIZE, i;
-    const size_t width = dspark_model_entry_width(b->model);
-    dspark_status st;
-    if (n_blocks == 0) n_blocks = 1;
-    b->table = malloc((size_t)n_blocks * sizeof *b->table);
-    b->buffer = calloc(PROBE_BYTES, 1);
-    if (!b->table || !b->buffer) return out_set_error(err, DSPARK_ENOMEM, "", "out of memory");
-    for (i = 0; i < n_blocks; i++) b->table[i] = (int32_t)i;
-    memset(b->buffer, 1, PROBE_BYTES);
-    st = dspark_cache_create(&b->cache, b->model, DSPARK_CACHE_BF16, BLOCK_SIZE, n_blocks, NULL, err);
+    const dspark_config *c = dspark_model_config(g->model);
+    const bench_sizes *s = &g->sizes;
+    const double h = c->hidden_size, l = c->n_layers, heads = c->n_heads, latent = c->kv_lora_rank;
+    const double entry = latent + c->qk_rope_head_dim, vocab = c->vocab_size, nope = c->qk_nope_head_dim;
+    const double value = c->v_head_dim, rows = sequences * c->block_size, f = 2 * rows;
+    const double up = (double)s->kv_b / (nope + value);
+    const double entry_bytes = (double)dspark_cache_entry_bytes(g->dtype, c->kv_lora_rank, c->qk_rope_head_dim);
+    const double scores = heads * rows * ((double)n_context + c->block_size);
+    size_t i;
+    memset(all, 0, DRAFTING_STAGES * sizeof *all);
+    all[0].bytes = 2 * h * rows;
+    all[QKV_A] = (work){(double)(s->q_a + s->kv_a), 0, f * l * (c->q_lora_rank + entry) * h};
+    all[Q_B] = (work){(double)s->q_b, 0, f * l * heads * (nope + c->qk_rope_head_dim) * c->q_lora_rank};
+    all[W_UK] = (work){up * nope, 0, f * l * heads * nope * latent};
+    all[ATTENTION] = (work){0, l * entry_bytes * (double)n_context * sequences, 2 * l * scores * (entry + latent)};
+    all[W_UV] = (work){up * value, 0, f * l * heads * value * latent};
+    all[O] = (work){(double)s->o, 0, f * l * heads * value * h};
+    all[GATE_UP] = (work){(double)s->gate_up, 0, f * l * 2 * c->intermediate_size * h};
+    all[DOWN] = (work){(double)s->down, 0, f * l * c->intermediate_size * h};
+    all[LM_HEAD] = (work){(double)s->lm_head, 0, f * vocab * h};
+    all[MARKOV] = (work){(double)s->markov * c->block_size, 0, f * vocab * c->markov_rank};
+    all[CHOICE].bytes = 2 * vocab * 2 * rows;
+    for (i = 0; i < DRAFTING_STAGES; i++) all[i].bytes += all[i].weights;
+}
+
+/* ---- opening ---- */
+
+static dspark_status open_model(rig *g, const char *source, dspark_format format, dspark_error *err)
+{
+    const bench_args *a = g->args;
+    dspark_model_opts opts;
+    dspark_status st = DSPARK_OK;
+    dspark_model_opts_init(&opts);
+    opts.parts = DSPARK_PART_BLOCK;
+    opts.target = a->target;
+    opts.n_threads = bench_most_threads(a);
+    if (!a->target && !g->head.data) st = bench_make_head(&g->head, source, err);
     if (st != DSPARK_OK) return st;
-    for (i = 0; i < b->config->n_layers; i++)
-        fill_values(dspark_cache_get_view(b->cache)->layers[i], (size_t)n_blocks * BLOCK_SIZE * width);
-    return DSPARK_OK;
-}
-
-/* ---- what a stage reads: weights as bf16, and the context's entries ---- */
-
-static void count_bytes(const draft_bench *b, uint64_t n_context, double bytes[DRAFTING_STAGES])
-{
-    const dspark_config *c = b->config;
-    const double h = c->hidden_size, l = 2.0 * c->n_layers, heads = c->n_heads, latent = c->kv_lora_rank;
-    const double entry = latent + c->qk_rope_head_dim, vocab = c->vocab_size;
-    const double all[DRAFTING_STAGES] = { /* in the order of drafting_stage_names */
-        2 * h * c->block_size,
-        l * (c->q_lora_rank + entry) * h,
-        l * heads * (c->qk_nope_head_dim + c->qk_rope_head_dim) * c->q_lora_rank,
-        l * heads * c->qk_nope_head_dim * latent,
-        l * entry * (double)n_context,
-        l * heads * c->v_head_dim * latent,
-        l * heads * c->v_head_dim * h,
-        l * 2 * c->intermediate_size * h,
-        l * c->intermediate_size * h,
-        0,
-        2 * vocab * h,
-        2 * vocab * c->markov_rank * c->block_size,
-        0,
-        2 * vocab * 2 * c->block_size,
-    };
-    memcpy(bytes, all, sizeof all);
-}
-
-static int compare_times(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Seconds of a stage, or of the whole block: DRAFTING_STAGES. */
-static double median(dspark_draft_times *runs, size_t n, size_t stage)
-{
-    uint64_t times[MAX_REPEATS];
-    size_t i;
-    for (i = 0; i < n; i++)
-        times[i] = stage < DRAFTING_STAGES ? *drafting_stage(&runs[i], stage) : runs[i].total;
-    qsort(times, n, sizeof *times, compare_times);
-    return (double)times[n / 2] * 1e-9;
-}
-
-static dspark_status run_context(draft_bench *b, uint64_t n_context, dspark_draft_times *runs, size_t n,
-                                 dspark_error *err)
-{
-    int32_t tokens[1024];
-    dspark_draft_input in;
-    dspark_draft_output out;
-    dspark_status st = DSPARK_OK;
-    progress bar;
-    size_t i;
-    if (b->config->block_size > 1024)
-        return out_set_error(err, DSPARK_EUNSUPPORTED, "block_size", "more than 1024");
-    dspark_draft_input_init(&in);
-    dspark_draft_output_init(&out);
-    in.position = (int64_t)n_context;
-    in.n_context = n_context;
-    in.block_table = b->table;
-    in.n_table = (size_t)((b->longest + BLOCK_SIZE - 1) / BLOCK_SIZE);
-    out.tokens = tokens;
-    progress_start(&bar, "drafting", PROGRESS_STEPS);
-    for (i = 0; st == DSPARK_OK && i <= n; i++) { /* the first one warms up */
-        st = dspark_draft(b->drafter, dspark_cache_get_view(b->cache), &in, &out, 1, err);
-        if (st == DSPARK_OK && out.status != DSPARK_OK)
-            st = out_set_error(err, out.status, "the block", "nothing could be drafted");
-        if (i) runs[i - 1] = dspark_drafter_times(b->drafter);
-        if (st == DSPARK_OK && progress_update(&bar, i, n)) st = out_check_interrupt(err);
-    }
-    progress_end(&bar);
+    if (g->head.data) opts.lm_head = opts.embed_tokens = &g->head;
+    st = bench_open_format(g->report, &g->model, &g->sizes, source, format, &opts, err);
+    g->format = format == DSPARK_FORMAT_NONE ? NULL : dspark_format_name(format);
+    if (st == DSPARK_OK && g->longest >= dspark_model_config(g->model)->max_positions)
+        st = out_set_error(err, DSPARK_EINVAL, "--contexts", "%" PRIu64 " is not allowed; the model has "
+                           "positions 0 to %" PRIu64, g->longest,
+                           dspark_model_config(g->model)->max_positions - 1);
     return st;
 }
 
-/* Medians and bytes of one context; the last element is the whole block. */
-typedef struct measured {
-    uint64_t n_context;
-    double seconds[DRAFTING_STAGES + 1], bytes[DRAFTING_STAGES + 1];
-} measured;
-
-static void summarise(const draft_bench *b, uint64_t n_context, dspark_draft_times *runs, size_t n,
-                      measured *m)
+static dspark_status make_inputs(rig *g, dspark_error *err)
 {
-    size_t i;
-    m->n_context = n_context;
-    count_bytes(b, n_context, m->bytes);
-    m->bytes[DRAFTING_STAGES] = 0;
-    for (i = 0; i <= DRAFTING_STAGES; i++) m->seconds[i] = median(runs, n, i);
-    for (i = 0; i < DRAFTING_STAGES; i++) m->bytes[DRAFTING_STAGES] += m->bytes[i];
-}
-
-static json_t *context_json(const measured *m)
-{
-    json_t *o = json_object(), *all = json_array();
-    size_t i;
-    for (i = 0; i < DRAFTING_STAGES; i++) {
-        json_t *one = json_object();
-        out_set(one, "stage", json_string(drafting_stage_names[i]));
-        out_set(one, "seconds", out_real(m->seconds[i]));
-        out_set(one, "bytes", out_real(m->bytes[i]));
-        out_append(all, one);
+    const uint64_t n = g->n_blocks * g->most;
+    const uint32_t block = g->report->config.block_size;
+    uint64_t i;
+    if (n > INT32_MAX) return out_set_error(err, DSPARK_EINVAL, "--contexts", "too many entries in all");
+    g->table = malloc((size_t)n * sizeof *g->table);
+    g->tokens = calloc((size_t)g->most, block * sizeof *g->tokens);
+    g->in = calloc((size_t)g->most, sizeof *g->in);
+    g->out = calloc((size_t)g->most, sizeof *g->out);
+    if (!g->table || !g->tokens || !g->in || !g->out)
+        return out_set_error(err, DSPARK_ENOMEM, "", "out of memory");
+    for (i = 0; i < n; i++) g->table[i] = (int32_t)i;
+    for (i = 0; i < g->most; i++) {
+        dspark_draft_input_init(&g->in[i]);
+        dspark_draft_output_init(&g->out[i]);
+        g->in[i].block_table = g->table + i * g->n_blocks;
+        g->in[i].n_table = (size_t)g->n_blocks;
+        g->out[i].tokens = g->tokens + i * block;
     }
-    out_set(o, "context", json_integer((json_int_t)m->n_context));
-    out_set(o, "seconds", out_real(m->seconds[DRAFTING_STAGES]));
-    out_set(o, "bytes", out_real(m->bytes[DRAFTING_STAGES]));
-    out_set(o, "stages", all);
-    return o;
+    return DSPARK_OK;
 }
 
-static int print_context(const draft_bench *b, const measured *m)
+/* Every sequence has entries of its own. */
+static dspark_status make_cache(rig *g, dspark_error *err)
 {
-    const double total = m->seconds[DRAFTING_STAGES], bytes = m->bytes[DRAFTING_STAGES];
-    char text[32], size[32], more[32];
-    out_table t;
-    size_t i;
-    printf("\ncontext %s: a block of %u in %s, %s read, %.2f of the read probe\n",
-           out_count(text, m->n_context), b->config->block_size, out_seconds(size, total),
-           out_bytes(more, bytes), bytes / total * 1e-9 / b->read_gbs);
-    out_table_init(&t, "lrrrrr");
-    out_table_cell(&t, "stage");
-    out_table_cell(&t, "time");
-    out_table_cell(&t, "share");
-    out_table_cell(&t, "bytes");
-    out_table_cell(&t, "GB/s");
-    out_table_cell(&t, "of read probe");
-    for (i = 0; i < DRAFTING_STAGES; i++) {
-        double s = m->seconds[i], gbs = s > 0 ? m->bytes[i] / s * 1e-9 : 0;
-        out_table_cell(&t, "%s", drafting_stage_names[i]);
-        out_table_cell(&t, "%s", out_seconds(text, s));
-        out_table_cell(&t, "%.1f %%", 100 * s / total);
-        out_table_cell(&t, "%s", m->bytes[i] > 0 ? out_bytes(size, m->bytes[i]) : "");
-        if (m->bytes[i] > 0) {
-            out_table_cell(&t, "%.1f", gbs);
-            out_table_cell(&t, "%.2f", gbs / b->read_gbs);
-        } else {
-            out_table_cell(&t, "%s", "");
-            out_table_cell(&t, "%s", "");
-        }
-    }
-    return out_table_print(&t, 2) == 0 ? EXIT_OK : out_error(EXIT_INTERNAL, "out of memory");
-}
-
-static int run_all(draft_bench *b, const uint64_t *contexts, size_t n)
-{
-    dspark_draft_times runs[MAX_REPEATS];
-    measured m;
-    json_t *doc = json_object(), *list = json_array();
-    dspark_error err = {0};
-    dspark_drafter_plan plan = dspark_drafter_get_plan(b->drafter);
-    dspark_status st = dspark_probe_read(plan.n_threads, b->buffer, PROBE_BYTES, 0.5, &b->read_gbs, &err);
-    char text[32], more[32], cpu[128];
-    int code = st == DSPARK_OK ? EXIT_OK : out_fail(st, &err);
-    size_t i, repeat = (size_t)b->args->repeat;
-    bench_read_cpu_name(cpu, sizeof cpu);
-    if (code == EXIT_OK && !b->args->json)
-        printf("%s, %u thread%s, read probe %.1f GB/s; weights %s, workspace %s\n", cpu, plan.n_threads,
-               plan.n_threads == 1 ? "" : "s", b->read_gbs,
-               out_bytes(text, (double)dspark_model_resident_bytes(b->model)),
-               out_bytes(more, (double)plan.workspace_bytes));
-    for (i = 0; code == EXIT_OK && i < n; i++) {
-        st = run_context(b, contexts[i], runs, repeat, &err);
-        code = st == DSPARK_OK ? EXIT_OK : out_fail(st, &err);
-        if (code != EXIT_OK) break;
-        summarise(b, contexts[i], runs, repeat, &m);
-        if (b->args->json) out_append(list, context_json(&m));
-        else code = print_context(b, &m);
-    }
-    out_set(doc, "cpu", out_string(cpu));
-    out_set(doc, "threads", json_integer(plan.n_threads));
-    out_set(doc, "read_gbs", out_real(b->read_gbs));
-    out_set(doc, "weight_bytes", json_integer((json_int_t)dspark_model_resident_bytes(b->model)));
-    out_set(doc, "workspace_bytes", json_integer((json_int_t)plan.workspace_bytes));
-    out_set(doc, "contexts", list);
-    if (code == EXIT_OK && b->args->json) return out_json(doc);
-    json_decref(doc);
-    return code;
-}
-
-int bench_draft(const bench_draft_args *a)
-{
-    draft_bench b;
-    dspark_error err = {0};
-    uint64_t *contexts = NULL;
-    long n = args_read_uints(a->contexts, &contexts), i;
+    const dspark_config *c = &g->report->config;
     dspark_status st;
-    int code;
-    memset(&b, 0, sizeof b);
-    b.args = a;
-    if (n <= 0) return out_error(EXIT_USAGE, "--contexts: '%s' is no list of numbers", a->contexts);
-    for (i = 0; i < n; i++)
-        if (contexts[i] > b.longest) b.longest = contexts[i];
-    st = open_all(&b, &err);
-    if (st == DSPARK_OK && b.longest >= b.config->max_positions)
-        st = out_set_error(&err, DSPARK_EINVAL, "--contexts", "%" PRIu64 " is not allowed; the model has "
-                           "positions 0 to %" PRIu64, b.longest, b.config->max_positions - 1);
-    if (st == DSPARK_OK) st = make_context(&b, &err);
-    code = st == DSPARK_OK ? run_all(&b, contexts, (size_t)n) : out_fail(st, &err);
-    dspark_drafter_free(b.drafter);
-    dspark_cache_free(b.cache);
-    dspark_model_close(b.model);
-    free(b.head);
-    free(b.table);
-    free(b.buffer);
-    free(contexts);
-    return code;
+    uint32_t i;
+    dspark_cache_free(g->cache);
+    g->cache = NULL;
+    if (dspark_cache_entry_bytes(g->dtype, c->kv_lora_rank, c->qk_rope_head_dim) == 0)
+        return out_set_error(err, DSPARK_EUNSUPPORTED, "--cache-dtype", "%s does not fit entries of %u + %u",
+                             dspark_cache_dtype_name(g->dtype), c->kv_lora_rank, c->qk_rope_head_dim);
+    st = dspark_cache_create(&g->cache, g->model, g->dtype, BLOCK_SIZE, g->n_blocks * g->most, NULL, err);
+    for (i = 0; st == DSPARK_OK && i < c->n_layers; i++)
+        bench_fill_entries(dspark_cache_get_view(g->cache)->layers[i],
+                           (size_t)(g->n_blocks * g->most) * BLOCK_SIZE, g->dtype, c->kv_lora_rank,
+                           c->qk_rope_head_dim);
+    return st;
+}
+
+static dspark_status begin_run(rig *g, size_t i, dspark_error *err)
+{
+    dspark_drafter_opts opts;
+    work all[DRAFTING_STAGES];
+    double weights = 0;
+    size_t k;
+    dspark_status st;
+    dspark_drafter_opts_init(&opts);
+    opts.isa = bench_run_isa(g->args, i);
+    opts.n_threads = bench_run_threads(g->args, i);
+    opts.max_sequences = (uint32_t)g->most;
+    st = dspark_drafter_create(&g->drafter, g->model, &opts, err);
+    if (st == DSPARK_OK)
+        st = bench_run_begin(&g->run, g->report, opts.isa, dspark_drafter_get_plan(g->drafter).n_threads, 0, err);
+    if (st != DSPARK_OK) return st;
+    g->run->format = g->format;
+    g->run->resident_bytes = dspark_model_resident_bytes(g->model);
+    g->run->workspace_bytes = dspark_drafter_get_plan(g->drafter).workspace_bytes;
+    count_work(g, 0, 1, all);
+    for (k = 0; k < DRAFTING_STAGES; k++) weights += all[k].weights;
+    g->hot = g->args->hot && weights <= (double)g->report->buffer_bytes &&
+             (!g->report->cache_bytes || weights <= (double)g->report->cache_bytes);
+    return g->hot ? bench_run_hot(g->report, g->run, "the block", weights, &g->which_hot, err) : DSPARK_OK;
+}
+
+/* ---- measuring ---- */
+
+static dspark_status prepare(const rig *g, double *gbs, dspark_error *err)
+{
+    static const struct timespec settle = {0, SETTLE_NANOSECONDS};
+    if (g->args->hot) return DSPARK_OK;
+    if (g->run->n_threads > 1) nanosleep(&settle, NULL);
+    return bench_evict(g->report, g->run->n_threads, gbs, err);
+}
+
+static dspark_status draft_once(const rig *g, size_t sequences, dspark_error *err)
+{
+    size_t i;
+    dspark_status st = dspark_draft(g->drafter, dspark_cache_get_view(g->cache), g->in, g->out, sequences, err);
+    for (i = 0; st == DSPARK_OK && i < sequences; i++)
+        if (g->out[i].status != DSPARK_OK)
+            st = out_set_error(err, g->out[i].status, "the block", "nothing could be drafted");
+    return st;
+}
+
+/* Times of all stages and, last, of the block. */
+typedef struct timed {
+    double stages[DRAFTING_STAGES + 1][MAX_REPEATS];
+    size_t n;
+    double read_gbs; /* between the repeats; 0 = none */
+} timed;
+
+static dspark_status time_block(rig *g, uint64_t n_context, size_t sequences, timed *t, dspark_error *err)
+{
+    double reads[MAX_REPEATS + 1], started = out_clock();
+    size_t i, k, n = 1;
+    dspark_status st = DSPARK_OK;
+    for (i = 0; i < sequences; i++) {
+        g->in[i].position = (int64_t)n_context;
+        g->in[i].n_context = n_context;
+        g->in[i].sequence = i;
+    }
+    for (i = 0; st == DSPARK_OK && i <= n; i++) { /* the first one warms up */
+        dspark_draft_times times;
+        st = prepare(g, &reads[i], err);
+        if (st == DSPARK_OK) st = draft_once(g, sequences, err);
+        if (st != DSPARK_OK) break;
+        if (i == 0) {
+            n = (size_t)bench_choose_repeats(g->args, out_clock() - started);
+            if (n > MAX_REPEATS) n = MAX_REPEATS;
+            continue;
+        }
+        times = dspark_drafter_times(g->drafter);
+        for (k = 0; k < DRAFTING_STAGES; k++) t->stages[k][i - 1] = (double)*drafting_stage(&times, k) * 1e-9;
+        t->stages[k][i - 1] = (double)times.total * 1e-9;
+        if (progress_update(&g->bar, g->done * 1000 + i * 1000 / n, g->steps * 1000)) st = out_check_interrupt(err);
+    }
+    g->done++;
+    t->n = n;
+    t->read_gbs = g->args->hot || st != DSPARK_OK ? 0 : bench_median(reads, n + 1);
+    return st;
+}
+
+/* NULL and *err without memory. */
+static bench_row *add_row(const rig *g, const char *name, double *times, size_t n, const work *w, double read_gbs,
+                          dspark_error *err)
+{
+    bench_row *row = bench_run_add(g->run, name);
+    if (!row) {
+        out_set_error(err, DSPARK_ENOMEM, "", "out of memory");
+        return NULL;
+    }
+    row->format = g->format;
+    row->layers = g->report->config.n_layers;
+    row->flops = w->flops;
+    row->bytes = w->bytes;
+    row->weight_bytes = w->weights;
+    row->limit = w->bytes + w->flops > 0 ? g->hot ? BENCH_BY_HOT : BENCH_BY_READ : BENCH_BY_NONE;
+    row->hot = g->which_hot;
+    row->limit_gbs = read_gbs;
+    bench_row_times(row, times, n);
+    return row;
+}
+
+static int stage_is_wanted(const rig *g, size_t stage)
+{
+    switch (g->args->what) {
+    case BENCH_LINEAR: return (stage >= QKV_A && stage <= MARKOV && stage != ATTENTION && stage != NORMS);
+    case BENCH_ATTENTION: return stage == ATTENTION;
+    default: return 1;
+    }
+}
+
+static dspark_status measure_block(rig *g, uint64_t n_context, size_t sequences, dspark_error *err)
+{
+    static timed t;
+    work all[DRAFTING_STAGES], sum = {0, 0, 0};
+    dspark_status st = time_block(g, n_context, sequences, &t, err);
+    bench_row *row;
+    size_t i;
+    count_work(g, n_context, (double)sequences, all);
+    for (i = 0; st == DSPARK_OK && i <= DRAFTING_STAGES; i++) {
+        const int whole = i == DRAFTING_STAGES;
+        if (whole ? g->args->what != BENCH_DRAFT : !stage_is_wanted(g, i)) continue;
+        row = add_row(g, whole ? "the block" : drafting_stage_names[i], t.stages[i], t.n, whole ? &sum : &all[i],
+                      t.read_gbs, err);
+        if (!row) return DSPARK_ENOMEM;
+        row->sequences = sequences;
+        row->tokens = sequences * g->report->config.block_size;
+        row->context = n_context;
+        row->cache = g->args->what == BENCH_LINEAR ? NULL : dspark_cache_dtype_name(g->dtype);
+        row->warm = g->hot;
+        if (whole) row->limit = BENCH_BY_SUM;
+        else sum = (work){sum.weights + all[i].weights, sum.bytes + all[i].bytes, sum.flops + all[i].flops};
+    }
+    return st;
+}
+
+/* ---- the two linears of the context ---- */
+
+static dspark_status time_context(rig *g, int states_only, const dspark_batch *batch, void *states, timed *t,
+                                  dspark_error *err)
+{
+    dspark_context *context = dspark_drafter_context(g->drafter);
+    double reads[MAX_REPEATS + 1], started = out_clock(), t0;
+    size_t i, n = 1;
+    dspark_status st = DSPARK_OK;
+    for (i = 0; st == DSPARK_OK && i <= n; i++) {
+        st = prepare(g, &reads[i], err);
+        if (st != DSPARK_OK) break;
+        t0 = out_clock();
+        st = states_only ? dspark_context_states(context, batch, states, err)
+                         : dspark_context_run(context, batch, dspark_cache_get_view(g->cache), NULL, err);
+        if (i)
+            t->stages[0][i - 1] = out_clock() - t0;
+        else if ((n = (size_t)bench_choose_repeats(g->args, out_clock() - started)) > MAX_REPEATS)
+            n = MAX_REPEATS;
+        if (progress_update(&g->bar, g->done * 1000 + i * 1000 / n, g->steps * 1000) && st == DSPARK_OK)
+            st = out_check_interrupt(err);
+    }
+    g->done++;
+    t->n = n;
+    t->read_gbs = g->args->hot || st != DSPARK_OK ? 0 : bench_median(reads, n + 1);
+    return st;
+}
+
+static dspark_status measure_context(rig *g, uint64_t n, const dump *taps, unsigned char *states, int64_t *indices,
+                                     dspark_error *err)
+{
+    static timed t;
+    const dspark_config *c = &g->report->config;
+    const double entry = (double)c->kv_lora_rank + c->qk_rope_head_dim, h = c->hidden_size, rows = (double)n;
+    const double width = (double)c->n_taps * c->tap_width;
+    const work all[2] = {
+        {(double)g->sizes.context_proj, (double)g->sizes.context_proj + 2 * rows * (width + h), 2 * rows * width * h},
+        {(double)g->sizes.context_kv, (double)g->sizes.context_kv + 2 * rows * (h + c->n_layers * entry),
+         2 * rows * h * c->n_layers * entry}};
+    dspark_batch batch;
+    dspark_status st = DSPARK_OK;
+    bench_row *row;
+    int i;
+    dspark_batch_init(&batch);
+    batch.n_tokens = (size_t)n;
+    batch.positions = batch.slots = indices;
+    for (i = 0; st == DSPARK_OK && i < 2; i++) { /* the first one makes the states of the second */
+        batch.taps = i == 0 ? taps->taps : NULL;
+        batch.states = i == 0 ? NULL : states;
+        st = time_context(g, i == 0, &batch, states, &t, err);
+        if (st != DSPARK_OK) break;
+        row = add_row(g, i == 0 ? "context_proj" : "context_kv", t.stages[0], t.n, &all[i], t.read_gbs, err);
+        if (!row) return DSPARK_ENOMEM;
+        row->tokens = n;
+    }
+    return st;
+}
+
+static dspark_status measure_contexts(rig *g, dspark_error *err)
+{
+    const uint64_t n = largest(&g->args->tokens);
+    unsigned char *states = calloc((size_t)n, (size_t)g->report->config.hidden_size * 2);
+    int64_t *indices = calloc((size_t)n, sizeof *indices);
+    dump taps = {0};
+    uint64_t i;
+    dspark_status st = states && indices ? dump_make(&taps, n, 0, &g->report->config, err)
+                                         : out_set_error(err, DSPARK_ENOMEM, "", "out of memory");
+    for (i = 0; indices && i < n; i++) indices[i] = (int64_t)i;
+    for (i = 0; st == DSPARK_OK && i < g->args->tokens.n; i++)
+        st = measure_context(g, g->args->tokens.items[i], &taps, states, indices, err);
+    dump_close(&taps);
+    free(states);
+    free(indices);
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static dspark_status measure_run(rig *g, size_t i, dspark_error *err)
+{
+    const bench_args *a = g->args;
+    size_t d, s, k;
+    dspark_status st = begin_run(g, i, err);
+    for (d = 0; st == DSPARK_OK && d < a->n_caches; d++) {
+        g->dtype = (dspark_cache_dtype)a->caches[d];
+        st = make_cache(g, err);
+        if (st == DSPARK_OK && a->what == BENCH_LINEAR) st = measure_contexts(g, err);
+        for (k = 0; st == DSPARK_OK && k < a->contexts.n; k++)
+            for (s = 0; st == DSPARK_OK && s < a->sequences.n; s++)
+                st = measure_block(g, a->contexts.items[k], (size_t)a->sequences.items[s], err);
+    }
+    if (st == DSPARK_OK) st = bench_run_end(g->report, g->run, err);
+    dspark_drafter_free(g->drafter);
+    g->drafter = NULL;
+    dspark_cache_free(g->cache);
+    g->cache = NULL;
+    return st;
+}
+
+dspark_status bench_draft(bench_report *r, dspark_error *err)
+{
+    rig g;
+    const bench_args *a = r->args;
+    const char *source;
+    size_t f, i, n_formats = a->n_formats ? a->n_formats : 1;
+    dspark_status st = bench_find_checkpoint(r, 0, &source, err);
+    memset(&g, 0, sizeof g);
+    g.report = r;
+    g.args = a;
+    g.longest = largest(&a->contexts);
+    g.most = largest(&a->sequences);
+    g.n_blocks = (g.longest + BLOCK_SIZE - 1) / BLOCK_SIZE;
+    if (a->what == BENCH_LINEAR && g.n_blocks < (largest(&a->tokens) + BLOCK_SIZE - 1) / BLOCK_SIZE)
+        g.n_blocks = (largest(&a->tokens) + BLOCK_SIZE - 1) / BLOCK_SIZE;
+    if (g.n_blocks == 0) g.n_blocks = 1;
+    g.steps = n_formats * bench_n_runs(a) * a->n_caches *
+              (a->contexts.n * a->sequences.n + (a->what == BENCH_LINEAR ? 2 * a->tokens.n : 0));
+    for (f = 0; st == DSPARK_OK && f < n_formats; f++) {
+        st = open_model(&g, source, a->n_formats ? a->formats[f] : DSPARK_FORMAT_NONE, err);
+        if (f + 1 == n_formats) bench_remove_directory(r);
+        if (st == DSPARK_OK && !g.table) st = make_inputs(&g, err);
+        progress_start(&g.bar, "measuring", PROGRESS_STEPS);
+        for (i = 0; st == DSPARK_OK && i < bench_n_runs(a); i++) st = measure_run(&g, i, err);
+        progress_end(&g.bar);
+        dspark_drafter_free(g.drafter);
+        g.drafter = NULL;
+        dspark_model_close(g.model);
+        g.model = NULL;
+    }
+    bench_remove_directory(r);
+    dspark_cache_free(g.cache);
+    free((void *)g.head.data);
+    free(g.table);
+    free(g.tokens);
+    free(g.in);
+    free(g.out);
+    return st;
 }

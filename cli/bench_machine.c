@@ -14,15 +14,6 @@
 #define SPARE_LOAD 0.5
 #define MOST_STEAL 1.0
 
-const char *const bench_stage_names[BENCH_N_STAGES] = {
-    "onepass", "per-layer", "full", "taps->states", "taps->cache onepass", "taps->cache full"};
-
-const char *bench_lane_name(const bench_result *r, int lane)
-{
-    return lane < BENCH_N_STAGES ? bench_stage_names[lane]
-                                 : dspark_format_name(r->formats[lane - BENCH_N_STAGES]);
-}
-
 double bench_limit(const double probes[2])
 {
     return probes[0] > probes[1] ? probes[0] : probes[1];
@@ -105,6 +96,25 @@ uint32_t bench_read_processors(void)
     return n > 0 ? (uint32_t)n : 1;
 }
 
+uint64_t bench_read_peak(void)
+{
+    char line[256];
+    unsigned long long kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu kB", &kb) == 1) break;
+    if (f) fclose(f);
+    return (uint64_t)kb << 10;
+}
+
+void bench_reset_peak(void)
+{
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (!f) return;
+    fputs("5\n", f);
+    fclose(f);
+}
+
 /* ---- the verdict ---- */
 
 static void add_reason(bench_verdict *v, const char *fmt, ...)
@@ -117,14 +127,12 @@ static void add_reason(bench_verdict *v, const char *fmt, ...)
 }
 
 /* "Cold" says that weights came from memory: that needs a buffer that fills every cache. */
-static int buffer_is_small(const bench_result *r)
+static int buffer_is_small(const bench_report *r, const bench_run *run)
 {
     size_t i;
-    int s;
     if (r->buffer_bytes >= r->cache_bytes) return 0;
-    for (i = 0; i < r->n_rows; i++)
-        for (s = 0; s < BENCH_N_LANES; s++)
-            if (r->rows[i].cells[s].measured && r->rows[i].cells[s].cold) return 1;
+    for (i = 0; i < run->n_rows; i++)
+        if (run->rows[i].limit == BENCH_BY_READ) return 1;
     return 0;
 }
 
@@ -136,24 +144,24 @@ static void judge_probe(bench_verdict *v, const char *name, const double probes[
         add_reason(v, "%s %.3g %s before, %.3g after", name, probes[0], unit, probes[1]);
 }
 
-void bench_judge(const bench_result *r, bench_verdict *v)
+void bench_judge(const bench_report *r, const bench_run *run, bench_verdict *v)
 {
-    double load = r->load[0] > r->load[1] ? r->load[0] : r->load[1];
+    double load = run->load[0] > run->load[1] ? run->load[0] : run->load[1];
     char name[64];
-    int s;
+    size_t i;
     memset(v, 0, sizeof *v);
-    judge_probe(v, "compute", r->compute_gflops, "GFLOP/s");
-    judge_probe(v, "read", r->read_gbs, "GB/s");
-    for (s = 0; s < BENCH_N_LANES; s++) {
-        if (!(r->hot_gbs[s][0] > 0)) continue;
-        snprintf(name, sizeof name, "read of %s's size", bench_lane_name(r, s));
-        judge_probe(v, name, r->hot_gbs[s], "GB/s");
+    judge_probe(v, "compute", run->compute_gflops, "GFLOP/s");
+    judge_probe(v, "read", run->read_gbs, "GB/s");
+    if (run->copy_gbs[0] > 0) judge_probe(v, "copy", run->copy_gbs, "GB/s");
+    for (i = 0; i < run->n_hot; i++) {
+        snprintf(name, sizeof name, "read of %s's size", run->hot[i].name);
+        judge_probe(v, name, run->hot[i].gbs, "GB/s");
     }
     if (load > r->n_processors + SPARE_LOAD)
         add_reason(v, "load %.2f on %u processor%s", load, r->n_processors,
                    r->n_processors == 1 ? "" : "s");
-    if (buffer_is_small(r))
+    if (buffer_is_small(r, run))
         add_reason(v, "a buffer of %.4g MB does not empty caches of %.4g MB",
                    (double)r->buffer_bytes * 1e-6, (double)r->cache_bytes * 1e-6);
-    if (r->steal_percent > MOST_STEAL) add_reason(v, "steal %.1f%%", r->steal_percent);
+    if (run->steal_percent > MOST_STEAL) add_reason(v, "steal %.1f%%", run->steal_percent);
 }

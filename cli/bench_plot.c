@@ -1,228 +1,298 @@
-/* dspark bench: one drawing, time per position over positions in a call, both axes logarithmic, the
- * three paths and the one pass's roofline. Self-contained SVG without fonts or scripts of its
- * own. */
+/* dspark bench: which charts a report becomes. The drawing is bench_chart.c's. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench.h"
+#include "bench_chart.h"
 #include "out.h"
 
-#define PLOT_WIDTH 860.0
-#define PLOT_HEIGHT 520.0
-#define LEFT 84.0
-#define RIGHT 150.0
-#define TOP 78.0
-#define BOTTOM 62.0
+#define MAX_PANELS 16
+#define LIMIT "roofline of this run"
 
 typedef struct plot {
-    FILE *f;
-    double x_min, x_max, y_min, y_max; /* logarithms */
-    size_t *order;                     /* rows by tokens */
+    const bench_report *report;
+    chart_panel *panels; /* [MAX_PANELS] */
+    size_t n;
 } plot;
 
-/* Colours that also differ in lightness, for those who see hues otherwise. */
-static const char *const colours[BENCH_N_PATHS] = {"#0b5fa5", "#c2571a", "#7a7a7a"};
-
-static double x_at(const plot *p, double tokens)
+static chart_panel *add_panel(plot *p, const char *title)
 {
-    double share = (log10(tokens) - p->x_min) / (p->x_max - p->x_min);
-    return LEFT + share * (PLOT_WIDTH - LEFT - RIGHT);
+    chart_panel *panel;
+    if (p->n == MAX_PANELS) return NULL;
+    panel = &p->panels[p->n++];
+    snprintf(panel->title, sizeof panel->title, "%s", title);
+    panel->limit_name = LIMIT;
+    return panel;
 }
 
-static double y_at(const plot *p, double us)
+static void put_threads(char *to, size_t size, const char *before, const bench_run *run)
 {
-    double share = (log10(us) - p->y_min) / (p->y_max - p->y_min);
-    return PLOT_HEIGHT - BOTTOM - share * (PLOT_HEIGHT - TOP - BOTTOM);
+    snprintf(to, size, "%.40s%s%u thread%s", before, *before ? ", " : "", run->n_threads, run->n_threads == 1 ? "" : "s");
 }
 
-static double us_per_token(const bench_row *row, double seconds)
+static int is_part(const bench_run *run, const char *part)
 {
-    return seconds / (double)row->n_tokens * 1e6;
+    return run->part && strcmp(run->part, part) == 0;
 }
 
-static void find_range(plot *p, const bench_result *r)
+/* ---- context ---- */
+
+static void draw_context(plot *p)
 {
-    size_t i;
-    int s;
-    p->x_min = p->y_min = 1e9;
-    p->x_max = p->y_max = -1e9;
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[i];
-        double x = log10((double)row->n_tokens);
-        if (x < p->x_min) p->x_min = x;
-        if (x > p->x_max) p->x_max = x;
-        for (s = 0; s < BENCH_N_PATHS; s++) {
-            double low, high;
-            if (!row->cells[s].measured) continue;
-            low = log10(us_per_token(row, fmin(row->cells[s].p50, row->cells[s].roofline)));
-            high = log10(us_per_token(row, fmax(row->cells[s].p50, row->cells[s].roofline)));
-            if (low < p->y_min) p->y_min = low;
-            if (high > p->y_max) p->y_max = high;
+    const bench_report *r = p->report;
+    const int formats = r->args->n_formats > 0;
+    size_t i, k;
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        char title[128], text[64];
+        chart_panel *time, *share;
+        snprintf(text, sizeof text, "states to cache, %s", dspark_isa_name(run->isa));
+        put_threads(title, sizeof title, text, run);
+        if (!(time = add_panel(p, title))) return;
+        snprintf(text, sizeof text, "share of the roofline, %s", dspark_isa_name(run->isa));
+        put_threads(title, sizeof title, text, run);
+        if (!(share = add_panel(p, title))) return;
+        time->x_title = share->x_title = "positions in a call";
+        time->y_title = "microseconds per position (p50)";
+        share->y_title = "percent of the roofline";
+        time->log_x = time->log_y = share->log_x = 1;
+        share->rule = 100;
+        for (k = 0; k < run->n_rows; k++) {
+            const bench_row *row = &run->rows[k];
+            const double n = (double)row->tokens;
+            const char *name = formats ? row->format : row->stage;
+            /* What begins at the taps is another way; its share can be compared, its time cannot. */
+            const int from_taps = strncmp(row->stage, "taps", 4) == 0;
+            const int first = k == 0 || strcmp(row->stage, run->rows[0].stage) == 0;
+            if (!from_taps)
+                chart_add_point(chart_find_series(time, name), n, row->p50 / n * 1e6,
+                                first && !formats ? row->roofline / n * 1e6 : 0);
+            chart_add_point(chart_find_series(share, name), n, 100 * bench_share(row), 0);
         }
     }
-    p->y_min -= 0.12;
-    p->y_max += 0.12;
-    if (p->x_max - p->x_min < 0.3) {
-        p->x_min -= 0.15;
-        p->x_max += 0.15;
-    }
 }
 
-static void put_text(const plot *p, double x, double y, const char *anchor, const char *style,
-                     const char *text)
+/* ---- stages ---- */
+
+/* Bars of the rows first .. end-1: time, with the roofline as a mark. */
+static void draw_stages(plot *p, const bench_run *run, size_t first, size_t end, const char *title)
 {
-    const char *c;
-    fprintf(p->f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" %s>", x, y, anchor, style);
-    for (c = text; *c; c++) {
-        if (*c == '<' || *c == '>' || *c == '&')
-            fprintf(p->f, "&#%d;", *c);
+    chart_panel *panel = add_panel(p, title);
+    char note[48], time[32];
+    size_t k;
+    if (!panel) return;
+    panel->x_title = "milliseconds (p50)";
+    for (k = first; k < end; k++) {
+        const bench_row *row = &run->rows[k];
+        out_seconds(time, row->p50);
+        if (row->roofline > 0)
+            snprintf(note, sizeof note, "%.12s, %.0f%% of it", time, 100 * bench_share(row));
         else
-            fputc((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e ? '?' : *c, p->f);
+            snprintf(note, sizeof note, "%s", time);
+        chart_add_bar(panel, row->stage, note, row->p50 * 1e3, row->roofline * 1e3,
+                      row->limit == BENCH_BY_SUM ? 2 : 0);
     }
-    fputs("</text>\n", p->f);
 }
 
-static void draw_axes(const plot *p, const bench_result *r)
+static void stage_title(char *to, size_t size, const bench_run *run, const bench_row *row)
 {
-    static const int steps[] = {1, 2, 5};
-    double right = PLOT_WIDTH - RIGHT, bottom = PLOT_HEIGHT - BOTTOM, last_x = -100;
-    char text[64];
-    size_t i, k;
-    int decade;
-    for (decade = (int)floor(p->y_min); decade <= (int)ceil(p->y_max); decade++) {
-        for (k = 0; k < 3; k++) {
-            double us = steps[k] * pow(10, decade), y;
-            if (log10(us) < p->y_min || log10(us) > p->y_max) continue;
-            y = y_at(p, us);
-            fprintf(p->f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\" "
-                    "stroke-width=\"%s\"/>\n", LEFT, y, right, y, k ? "0.5" : "1");
-            snprintf(text, sizeof text, "%.6g", us);
-            put_text(p, LEFT - 8, y + 4, "end", "fill=\"#444\"", text);
+    char context[32] = "", sequences[48] = "";
+    if (row->sequences) out_count(context, row->context);
+    if (row->sequences > 1) snprintf(sequences, sizeof sequences, ", %" PRIu64 " sequences", row->sequences);
+    snprintf(to, size, "%s%s%u thread%s%s%s%s%s%s", run->format ? run->format : "", run->format ? ", " : "", run->n_threads,
+             run->n_threads == 1 ? "" : "s", *context ? ", context " : "", context, sequences, row->cache ? ", cache " : "",
+             row->cache ? row->cache : "");
+}
+
+/* A panel for each block: rows of one context, number of sequences and cache, up to the row of the whole. */
+static void draw_draft(plot *p)
+{
+    size_t i, k, first;
+    char title[128];
+    for (i = 0; i < p->report->n_runs; i++) {
+        const bench_run *run = p->report->runs[i];
+        for (first = k = 0; k < run->n_rows; k++) {
+            if (run->rows[k].limit != BENCH_BY_SUM) continue;
+            stage_title(title, sizeof title, run, &run->rows[k]);
+            draw_stages(p, run, first, k + 1, title);
+            first = k + 1;
         }
     }
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[p->order[i]];
-        double x = x_at(p, (double)row->n_tokens);
-        fprintf(p->f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#eee\"/>\n",
-                x, TOP, x, bottom);
-        if (x - last_x < 26) continue;
-        last_x = x;
-        snprintf(text, sizeof text, "%" PRIu64, row->n_tokens);
-        put_text(p, x, bottom + 18, "middle", "fill=\"#444\"", text);
-    }
-    fprintf(p->f, "<path d=\"M%.1f %.1fV%.1fH%.1f\" fill=\"none\" stroke=\"#888\"/>\n", LEFT, TOP,
-            bottom, right);
-    put_text(p, (LEFT + right) / 2, bottom + 44, "middle", "fill=\"#222\"", "positions in a call");
-    fprintf(p->f, "<text transform=\"translate(22 %.1f) rotate(-90)\" text-anchor=\"middle\" "
-            "fill=\"#222\">microseconds per position (p50)</text>\n", (TOP + bottom) / 2);
 }
 
-/* One line over all rows; stage's time or its roofline. Returns the y of its right end. */
-static double draw_line(const plot *p, const bench_result *r, int stage, int roofline)
+static void draw_runs(plot *p)
 {
-    double y = 0;
-    size_t i, n = 0;
-    fprintf(p->f, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"%s d=\"",
-            roofline ? "#222" : colours[stage], roofline ? "1.5" : "2.5",
-            roofline ? " stroke-dasharray=\"6 4\"" : "");
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[p->order[i]];
-        const bench_cell *c = &row->cells[stage];
-        if (!c->measured) continue;
-        y = y_at(p, us_per_token(row, roofline ? c->roofline : c->p50));
-        fprintf(p->f, "%c%.1f %.1f", n++ ? 'L' : 'M', x_at(p, (double)row->n_tokens), y);
-    }
-    fputs("\"/>\n", p->f);
-    for (i = 0; !roofline && i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[p->order[i]];
-        const bench_cell *c = &row->cells[stage];
-        if (c->measured)
-            fprintf(p->f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"%s\"/>\n",
-                    x_at(p, (double)row->n_tokens), y_at(p, us_per_token(row, c->p50)),
-                    colours[stage]);
-    }
-    return y;
-}
-
-typedef struct label {
-    double y;
-    const char *text;
-    const char *colour;
-} label;
-
-static int compare_labels(const void *a, const void *b)
-{
-    double x = ((const label *)a)->y, y = ((const label *)b)->y;
-    return (x > y) - (x < y);
-}
-
-/* Names stand at the right ends of their lines, pushed apart where they would overlap. */
-static void draw_lines(const plot *p, const bench_result *r)
-{
-    label labels[BENCH_N_PATHS + 1];
-    size_t n = 0, i;
-    int s, first = -1;
-    for (s = BENCH_N_PATHS - 1; s >= 0; s--) {
-        if (!r->stages[s]) continue;
-        first = s;
-        labels[n].y = draw_line(p, r, s, 0);
-        labels[n].text = bench_stage_names[s];
-        labels[n++].colour = colours[s];
-    }
-    if (first >= 0) {
-        labels[n].y = draw_line(p, r, first, 1);
-        labels[n].text = first == DSPARK_PATH_FULL ? "roofline (full)" : "roofline";
-        labels[n++].colour = "#222";
-    }
-    qsort(labels, n, sizeof *labels, compare_labels);
-    for (i = 1; i < n; i++)
-        if (labels[i].y < labels[i - 1].y + 17) labels[i].y = labels[i - 1].y + 17;
-    for (i = 0; i < n; i++) {
-        char style[64];
-        snprintf(style, sizeof style, "fill=\"%s\" font-weight=\"600\"", labels[i].colour);
-        put_text(p, PLOT_WIDTH - RIGHT + 12, labels[i].y + 4, "start", style, labels[i].text);
-    }
-}
-
-static void draw(const plot *p, const bench_result *r)
-{
-    char text[256];
-    fprintf(p->f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
-            "width=\"%.0f\" height=\"%.0f\" font-family=\"Helvetica, Arial, sans-serif\" "
-            "font-size=\"13\">\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
-    fputs("<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", p->f);
-    put_text(p, LEFT, 30, "start", "font-size=\"17\" font-weight=\"600\" fill=\"#111\"",
-             "States to every layer's cache: time per position");
-    snprintf(text, sizeof text, "%.60s, %s, %u thread%s; compute %.0f GFLOP/s, read %.1f GB/s",
-             r->cpu, r->isa, r->n_threads, r->n_threads == 1 ? "" : "s",
-             bench_limit(r->compute_gflops), bench_limit(r->read_gbs));
-    put_text(p, LEFT, 52, "start", "fill=\"#555\"", text);
-    draw_axes(p, r);
-    draw_lines(p, r);
-    fputs("</svg>\n", p->f);
-}
-
-int bench_write_svg(const bench_result *r, const char *path)
-{
-    plot p = {0};
-    out_file file;
     size_t i, k;
-    int code;
-    p.order = malloc((r->n_rows + 1) * sizeof *p.order);
-    if (!p.order) return out_error(EXIT_INTERNAL, "out of memory");
-    for (i = 0; i < r->n_rows; i++) { /* few rows: insertion keeps it plain */
-        for (k = i; k && r->rows[p.order[k - 1]].n_tokens > r->rows[i].n_tokens; k--)
-            p.order[k] = p.order[k - 1];
-        p.order[k] = i;
+    char title[128];
+    for (i = 0; i < p->report->n_runs; i++) {
+        const bench_run *run = p->report->runs[i];
+        chart_panel *panel;
+        if (!run->n_rows) continue;
+        snprintf(title, sizeof title, "%s%s%s, %u thread%s", run->format ? run->format : "", run->format ? ", " : "",
+                 dspark_isa_name(run->isa), run->n_threads, run->n_threads == 1 ? "" : "s");
+        draw_stages(p, run, 0, run->n_rows, title);
+        panel = &p->panels[p->n - 1];
+        for (k = 0; k < panel->n_bars; k++) { /* the same stage at several sizes */
+            const bench_row *row = &run->rows[k];
+            char name[64];
+            if (!row->tokens) continue;
+            snprintf(name, sizeof name, "%s, n = %" PRIu64, row->stage, row->tokens);
+            memcpy(panel->bars[k].name, name, sizeof name);
+        }
     }
+}
+
+/* ---- attention ---- */
+
+static void draw_attention(plot *p, const char *part)
+{
+    const bench_report *r = p->report;
+    chart_panel *time = add_panel(p, part ? "Attention over the context's length" : "Attention of one block"), *rate;
+    size_t i, k;
+    if (!time) return;
+    time->x_title = "positions of context";
+    time->y_title = "milliseconds per block (p50)";
+    time->log_x = time->log_y = 1;
+    rate = part ? NULL : add_panel(p, "Share of the roofline");
+    if (rate) {
+        rate->x_title = time->x_title;
+        rate->y_title = "percent of the roofline";
+        rate->log_x = 1;
+        rate->rule = 100;
+    }
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        if (part && !is_part(run, part)) continue;
+        for (k = 0; k < run->n_rows; k++) {
+            const bench_row *row = &run->rows[k];
+            char name[64], text[64];
+            snprintf(text, sizeof text, "%s%s%s", row->cache,
+                     r->args->n_isas > 1 ? " " : "", r->args->n_isas > 1 ? dspark_isa_name(run->isa) : "");
+            put_threads(name, sizeof name, text, run);
+            if (!row->context) continue;
+            chart_add_point(chart_find_series(time, name), (double)row->context, row->p50 * 1e3, row->roofline * 1e3);
+            if (rate) chart_add_point(chart_find_series(rate, name), (double)row->context, 100 * bench_share(row), 0);
+        }
+    }
+}
+
+/* ---- growth ---- */
+
+static void grow_tokens(plot *p)
+{
+    const bench_report *r = p->report;
+    chart_panel *time = add_panel(p, "Positions in a call: states to cache");
+    size_t i, k;
+    if (!time) return;
+    time->x_title = "positions in a call";
+    time->y_title = "microseconds per position (p50)";
+    time->log_x = time->log_y = 1;
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        char name[64];
+        if (!is_part(run, "tokens")) continue;
+        put_threads(name, sizeof name, "", run);
+        for (k = 0; k < run->n_rows; k++) {
+            const double n = (double)run->rows[k].tokens;
+            chart_add_point(chart_find_series(time, name), n, run->rows[k].p50 / n * 1e6, run->rows[k].roofline / n * 1e6);
+        }
+    }
+}
+
+/* Of the blocks of one part: x is `layers` or `sequences`. */
+static void grow_blocks(plot *p, const char *part, const char *title, const char *x_title, int log_x)
+{
+    const bench_report *r = p->report;
+    chart_panel *time = add_panel(p, title);
+    size_t i, k;
+    if (!time) return;
+    time->x_title = x_title;
+    time->y_title = "milliseconds per drafted token (p50)";
+    time->log_x = log_x;
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        char name[64];
+        if (!is_part(run, part)) continue;
+        put_threads(name, sizeof name, "", run);
+        for (k = 0; k < run->n_rows; k++) {
+            const bench_row *row = &run->rows[k];
+            const double tokens = (double)row->tokens;
+            if (row->limit != BENCH_BY_SUM) continue;
+            chart_add_point(chart_find_series(time, name), (double)(log_x ? row->sequences : row->layers),
+                            row->p50 / tokens * 1e3, row->roofline / tokens * 1e3);
+        }
+    }
+}
+
+/* Speed against the smallest number of threads; the dashed line is that number's speed times the threads. */
+static void grow_threads(plot *p)
+{
+    const bench_report *r = p->report;
+    const bench_run *base = NULL;
+    chart_panel *speed;
+    size_t i, k;
+    for (i = 0; i < r->n_runs; i++)
+        if (is_part(r->runs[i], "tokens") && (!base || r->runs[i]->n_threads < base->n_threads)) base = r->runs[i];
+    if (!base || r->args->threads.n < 2 || !(speed = add_panel(p, "Threads: states to cache"))) return;
+    speed->x_title = "threads";
+    speed->y_title = "times the speed of the fewest";
+    speed->limit_name = "proportional";
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        if (!is_part(run, "tokens")) continue;
+        for (k = 0; k < run->n_rows && k < base->n_rows; k++) {
+            const uint64_t n = run->rows[k].tokens;
+            char name[64];
+            if (k % 3 != 0 && k + 1 < run->n_rows) continue; /* some of the sizes */
+            snprintf(name, sizeof name, "n = %" PRIu64, n);
+            chart_add_point(chart_find_series(speed, name), run->n_threads, base->rows[k].p50 / run->rows[k].p50,
+                            (double)run->n_threads / base->n_threads);
+        }
+    }
+}
+
+static void draw_growth(plot *p)
+{
+    grow_tokens(p);
+    draw_attention(p, "contexts");
+    grow_blocks(p, "layers", "Layers: a drafted block of a smaller model", "draft layers", 0);
+    grow_blocks(p, "sequences", "Sequences in a batch, the same model", "sequences", 1);
+    grow_threads(p);
+}
+
+/* ---- the file ---- */
+
+int bench_write_svg(const bench_report *r, const char *path)
+{
+    static const char *const titles[] = {
+        "Context KV: time and share of the machine's limits", "One drafted block by stage", "The draft's linears",
+        "Attention over the latent cache", "From files to the first answer", "How time grows"};
+    plot p = {r, calloc(MAX_PANELS, sizeof(chart_panel)), 0};
+    double read = 0, compute = 0;
+    char text[256];
+    out_file file;
+    size_t i;
+    int code;
+    if (!p.panels) return out_error(EXIT_INTERNAL, "out of memory");
+    switch (r->args->what) {
+    case BENCH_CONTEXT: draw_context(&p); break;
+    case BENCH_DRAFT: draw_draft(&p); break;
+    case BENCH_ATTENTION: draw_attention(&p, NULL); break;
+    case BENCH_GROWTH: draw_growth(&p); break;
+    default: draw_runs(&p); break;
+    }
+    for (i = 0; i < r->n_runs; i++) {
+        if (bench_limit(r->runs[i]->read_gbs) > read) read = bench_limit(r->runs[i]->read_gbs);
+        if (bench_limit(r->runs[i]->compute_gflops) > compute) compute = bench_limit(r->runs[i]->compute_gflops);
+    }
+    snprintf(text, sizeof text, "%.60s, %u processor%s; best probes: compute %.0f GFLOP/s, read %.1f GB/s; cold weights unless said",
+             r->cpu, r->n_processors, r->n_processors == 1 ? "" : "s", compute, read);
     code = out_file_open(&file, path);
     if (code == EXIT_OK) {
-        p.f = file.stream;
-        find_range(&p, r);
-        draw(&p, r);
+        chart_write(file.stream, titles[r->args->what], text, p.panels, p.n);
         code = out_file_commit(&file);
     }
-    free(p.order);
+    free(p.panels);
     return code;
 }

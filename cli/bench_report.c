@@ -1,24 +1,15 @@
-/* dspark bench: the measurements as a table, as JSON and as CSV. Measures nothing. */
+/* dspark bench: a report as tables, as JSON and as CSV, the same columns for everything that is measured.
+ * Measures nothing. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "bench.h"
 #include "out.h"
 
-static double share_of_roofline(const bench_cell *cell)
+static const char *temperature(const bench_row *row)
 {
-    return cell->p50 > 0 ? cell->roofline / cell->p50 : 0;
-}
-
-/* What was timed, of a format too. */
-static const char *stage_name(int lane)
-{
-    return bench_stage_names[lane < BENCH_N_STAGES ? lane : DSPARK_PATH_ONEPASS];
-}
-
-static const char *temperature(const bench_cell *cell)
-{
-    return cell->cold ? "cold" : "hot";
+    if (row->limit == BENCH_BY_SUM) return row->warm ? "hot" : "cold";
+    return row->limit == BENCH_BY_READ ? "cold" : row->limit == BENCH_BY_HOT ? "hot" : "";
 }
 
 /* Three digits or more of a number that may be tiny: never a bare 0.0. */
@@ -32,146 +23,215 @@ static const char *number(char buf[32], double value)
     return buf;
 }
 
+static double gbs(const bench_row *row)
+{
+    return row->p50 > 0 ? row->bytes / row->p50 * 1e-9 : 0;
+}
+
+static double gflops(const bench_row *row)
+{
+    return row->p50 > 0 ? row->flops / row->p50 * 1e-9 : 0;
+}
+
+/* ---- text ---- */
+
 static void print_limit(const char *name, const double probes[2], const char *unit)
 {
     char before[32], after[32];
-    printf("%s %s %s before, %s after\n", name, number(before, probes[0]), unit,
-           number(after, probes[1]));
+    printf("%s %s %s before, %s after\n", name, number(before, probes[0]), unit, number(after, probes[1]));
 }
 
 /* Every limit that a roofline below is made of. */
-static void print_limits(const bench_result *r)
+static void print_limits(const bench_report *r, const bench_run *run)
 {
     char bytes[32], name[96];
-    int s;
-    print_limit("limits      compute", r->compute_gflops, "GFLOP/s");
-    snprintf(name, sizeof name, "            read of %s (cold)",
-             out_bytes(bytes, (double)r->buffer_bytes));
-    print_limit(name, r->read_gbs, "GB/s");
-    for (s = 0; s < BENCH_N_LANES; s++) {
-        if (!(r->hot_gbs[s][0] > 0)) continue;
-        snprintf(name, sizeof name, "            read of %s (hot %s)",
-                 out_bytes(bytes, r->weight_bytes[s]), bench_lane_name(r, s));
-        print_limit(name, r->hot_gbs[s], "GB/s");
-    }
-}
-
-/* All models are open at a time. */
-static void print_resident(const bench_result *r)
-{
-    char bytes[32];
-    double sum = 0;
     size_t i;
-    if (!r->n_formats) return;
-    printf("models     ");
-    for (i = 0; i < r->n_formats; i++) {
-        sum += (double)r->resident_bytes[i];
-        printf(" %s %s,", dspark_format_name(r->formats[i]),
-               out_bytes(bytes, (double)r->resident_bytes[i]));
+    print_limit("limits      compute", run->compute_gflops, "GFLOP/s");
+    snprintf(name, sizeof name, "            read of %s (cold)", out_bytes(bytes, (double)r->buffer_bytes));
+    print_limit(name, run->read_gbs, "GB/s");
+    for (i = 0; i < run->n_hot; i++) {
+        snprintf(name, sizeof name, "            read of %s (hot %s)", out_bytes(bytes, run->hot[i].bytes),
+                 run->hot[i].name);
+        print_limit(name, run->hot[i].gbs, "GB/s");
     }
-    printf(" together %s in memory\n", out_bytes(bytes, sum));
+    if (run->copy_gbs[0] > 0) print_limit("            copy", run->copy_gbs, "GB/s");
 }
 
-static void print_machine(const bench_result *r)
+static void print_machine(const bench_report *r)
 {
     char text[32];
     printf("checkpoint  ");
     out_text(stdout, r->checkpoint);
-    printf("%s, fingerprint %s\n", r->synthetic ? " (synthetic, context part)" : "",
-           r->fingerprint);
-    printf("            %u layers x %u outputs (with Q: %u), hidden %u, %u taps of %u\n",
-           r->config->n_layers, r->config->kv_lora_rank + r->config->qk_rope_head_dim,
-           r->config->kv_lora_rank + r->config->qk_rope_head_dim + r->config->q_lora_rank,
-           r->config->hidden_size, r->config->n_taps, r->config->tap_width);
+    printf("%s, fingerprint %s\n", r->synthetic ? " (synthetic)" : "", r->fingerprint);
+    printf("            %u layers x %u outputs (with Q: %u), hidden %u, %u taps of %u\n", r->config.n_layers,
+           r->config.kv_lora_rank + r->config.qk_rope_head_dim,
+           r->config.kv_lora_rank + r->config.qk_rope_head_dim + r->config.q_lora_rank, r->config.hidden_size,
+           r->config.n_taps, r->config.tap_width);
     printf("machine     ");
     out_text(stdout, r->cpu);
-    printf(", %s, %u thread%s of %u processor%s, ", r->isa, r->n_threads,
-           r->n_threads == 1 ? "" : "s", r->n_processors, r->n_processors == 1 ? "" : "s");
-    if (r->cache_bytes)
-        printf("last-level cache %s\n", out_bytes(text, (double)r->cache_bytes));
-    else
-        printf("last-level cache unknown\n");
-    print_resident(r);
-    print_limits(r);
-    printf("conditions  load %.2f before, %.2f after; ", r->load[0], r->load[1]);
-    if (r->steal_percent >= 0)
-        printf("steal %.1f%%; ", r->steal_percent);
-    else
-        printf("steal unknown; ");
-    printf("%s of measuring\n\n", out_seconds(text, r->seconds));
+    printf(", %u processor%s, last-level cache %s\n", r->n_processors, r->n_processors == 1 ? "" : "s",
+           r->cache_bytes ? out_bytes(text, (double)r->cache_bytes) : "unknown");
 }
 
-static void add_header(out_table *t, int formats)
-{
-    static const char *const format_names[] = {"positions", "format", "bytes", "repeats", "weights",
-                                               "p50", "p99", "GB/s", "GFLOP/s", "roofline", "of it",
-                                               "vs bf16", "of bytes"};
-    static const char *const names[] = {"positions", "stage", "repeats", "weights", "p50", "p99",
-                                        "us/position", "GB/s", "GFLOP/s", "roofline", "of it",
-                                        "ratio"};
-    size_t i;
-    out_table_init(t, formats ? "rlrrlrrrrrrrr" : "rlrlrrrrrrrr");
-    for (i = 0; i < sizeof names / sizeof *names; i++)
-        out_table_cell(t, "%s", formats ? format_names[i] : names[i]);
-    if (formats) out_table_cell(t, "%s", format_names[i]);
-}
-
-static void add_cell(out_table *t, const bench_result *r, uint64_t n_tokens, int lane,
-                     const bench_cell *c)
+static void print_run(const bench_report *r, const bench_run *run)
 {
     char text[32];
-    out_table_cell(t, "%" PRIu64, n_tokens);
-    out_table_cell(t, "%s", bench_lane_name(r, lane));
-    if (r->n_formats) out_table_cell(t, "%s", out_bytes(text, r->weight_bytes[lane]));
-    out_table_cell(t, "%" PRIu64, c->n_repeats);
-    out_table_cell(t, "%s", temperature(c));
-    out_table_cell(t, "%s", out_seconds(text, c->p50));
-    out_table_cell(t, "%s", out_seconds(text, c->p99));
-    if (!r->n_formats)
-        out_table_cell(t, "%s", number(text, c->p50 / (double)n_tokens * 1e6));
-    out_table_cell(t, "%s", number(text, c->bytes / c->p50 * 1e-9));
-    out_table_cell(t, "%s", number(text, c->flops / c->p50 * 1e-9));
-    out_table_cell(t, "%s", out_seconds(text, c->roofline));
-    out_table_cell(t, "%.0f%%", 100 * share_of_roofline(c));
-    if (c->ratio > 0)
-        out_table_cell(t, "%.2fx", c->ratio);
+    printf("\nrun         ");
+    if (run->part) printf("over %s, ", run->part);
+    if (run->format) printf("%s weights, ", run->format);
+    printf("%s, %u thread%s of %u; ", dspark_isa_name(run->isa), run->n_threads, run->n_threads == 1 ? "" : "s",
+           r->n_processors);
+    printf("weights %s in memory", out_bytes(text, (double)run->resident_bytes));
+    if (run->workspace_bytes) printf(", workspace %s", out_bytes(text, (double)run->workspace_bytes));
+    printf("\n");
+    print_limits(r, run);
+    printf("conditions  load %.2f before, %.2f after; ", run->load[0], run->load[1]);
+    if (run->steal_percent >= 0)
+        printf("steal %.1f%%; ", run->steal_percent);
     else
-        out_table_cell(t, "-");
-    if (r->n_formats && c->byte_share > 0)
-        out_table_cell(t, "%.0f%%", 100 * c->byte_share);
-    else if (r->n_formats)
-        out_table_cell(t, "-");
+        printf("steal unknown; ");
+    printf("%s of measuring\n\n", out_seconds(text, run->seconds));
 }
 
-int bench_print_text(const bench_result *r)
+/* Columns that only some measurements have. */
+typedef struct columns {
+    int tokens, context, sequences, layers, format, cache, weights, bytes, outliers, each, ratio, byte_share;
+    int faults, peak;
+    int whole_only; /* of blocks, not their stages */
+    const char *ratio_name;
+} columns;
+
+static columns find_columns(const bench_report *r, const bench_run *run)
 {
-    bench_verdict verdict;
-    out_table t;
+    columns c = {0};
     size_t i;
-    int s;
-    print_machine(r);
-    add_header(&t, r->n_formats > 0);
-    for (i = 0; i < r->n_rows; i++)
-        for (s = 0; s < BENCH_N_LANES; s++)
-            if (r->rows[i].cells[s].measured)
-                add_cell(&t, r, r->rows[i].n_tokens, s, &r->rows[i].cells[s]);
-    if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
-    if (r->n_formats)
-        printf("\nThe one pass, states to cache. bytes: packed weights that it reads.\n"
-               "vs bf16: the median of bf16 over that of the format; of bytes: that over the ratio\n"
-               "of their weights' bytes. roofline, weights: see dspark bench --help.\n");
+    for (i = 0; i < run->n_rows; i++) {
+        const bench_row *row = &run->rows[i];
+        c.tokens |= row->tokens > 0;
+        c.context |= row->context > 0;
+        c.sequences |= row->sequences > 1;
+        c.format |= row->format && !run->format;
+        c.cache |= row->cache && r->args->n_caches > 1;
+        c.weights |= *temperature(row) != 0;
+        c.outliers |= row->n_outliers > 0;
+        c.ratio |= row->ratio > 0;
+        c.byte_share |= row->byte_share > 0;
+        c.faults |= row->n_faults > 0;
+        c.peak |= row->peak_bytes > 0;
+        if (row->ratio_key) c.ratio_name = strcmp(row->ratio_key, "bf16_over_format") == 0 ? "vs bf16" : "ratio";
+    }
+    c.layers = run->part && strcmp(run->part, "layers") == 0;
+    c.whole_only = c.layers || (run->part && strcmp(run->part, "sequences") == 0);
+    c.bytes = r->args->what != BENCH_CONTEXT || r->args->n_formats > 0;
+    c.each = r->args->what == BENCH_CONTEXT && !r->args->n_formats;
+    return c;
+}
+
+static void add_header(out_table *t, const columns *c)
+{
+    static char align[32];
+    const struct {
+        int wanted;
+        char align;
+        const char *name;
+    } all[] = {
+        {c->tokens, 'r', "positions"}, {c->context, 'r', "context"}, {c->sequences, 'r', "sequences"},
+        {c->layers, 'r', "layers"},    {1, 'l', "stage"},            {c->format, 'l', "format"},
+        {c->cache, 'l', "cache"},      {c->bytes, 'r', "bytes"},     {1, 'r', "repeats"},
+        {c->outliers, 'r', "outliers"}, {c->weights, 'l', "weights"}, {1, 'r', "p50"},
+        {1, 'r', "p99"},               {c->each, 'r', "us/position"}, {1, 'r', "GB/s"},
+        {1, 'r', "GFLOP/s"},           {1, 'r', "roofline"},         {1, 'r', "of it"},
+        {c->ratio, 'r', c->ratio_name}, {c->byte_share, 'r', "of bytes"}, {c->faults, 'r', "faults"},
+        {c->peak, 'r', "peak"}};
+    size_t i, n = 0;
+    for (i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].wanted) align[n++] = all[i].align;
+    align[n] = 0;
+    out_table_init(t, align);
+    for (i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].wanted) out_table_cell(t, "%s", all[i].name);
+}
+
+static void add_number(out_table *t, double value)
+{
+    char text[32];
+    out_table_cell(t, "%s", value > 0 ? number(text, value) : "-");
+}
+
+static void add_row(out_table *t, const columns *c, const bench_row *row)
+{
+    char text[32];
+    if (c->tokens) out_table_cell(t, row->tokens ? "%" PRIu64 : "-", row->tokens);
+    if (c->context) out_table_cell(t, "%" PRIu64, row->context);
+    if (c->sequences) out_table_cell(t, row->sequences ? "%" PRIu64 : "-", row->sequences);
+    if (c->layers) out_table_cell(t, "%" PRIu64, row->layers);
+    out_table_cell(t, "%s", row->stage);
+    if (c->format) out_table_cell(t, "%s", row->format ? row->format : "-");
+    if (c->cache) out_table_cell(t, "%s", row->cache ? row->cache : "-");
+    if (c->bytes) out_table_cell(t, "%s", row->bytes > 0 ? out_bytes(text, row->bytes) : "-");
+    out_table_cell(t, "%" PRIu64, row->n_repeats);
+    if (c->outliers) out_table_cell(t, "%" PRIu64, row->n_outliers);
+    if (c->weights) out_table_cell(t, "%s", *temperature(row) ? temperature(row) : "-");
+    out_table_cell(t, "%s", out_seconds(text, row->p50));
+    out_table_cell(t, "%s", out_seconds(text, row->p99));
+    if (c->each) out_table_cell(t, "%s", number(text, row->p50 / (double)row->tokens * 1e6));
+    add_number(t, gbs(row));
+    add_number(t, gflops(row));
+    out_table_cell(t, "%s", row->roofline > 0 ? out_seconds(text, row->roofline) : "-");
+    if (row->roofline > 0) out_table_cell(t, "%.0f%%", 100 * bench_share(row));
+    else out_table_cell(t, "-");
+    if (c->ratio) {
+        if (row->ratio > 0) out_table_cell(t, "%.2fx", row->ratio);
+        else out_table_cell(t, "-");
+    }
+    if (c->byte_share) {
+        if (row->byte_share > 0) out_table_cell(t, "%.0f%%", 100 * row->byte_share);
+        else out_table_cell(t, "-");
+    }
+    if (c->faults) out_table_cell(t, row->n_faults ? "%" PRIu64 : "-", row->n_faults);
+    if (c->peak) out_table_cell(t, "%s", row->peak_bytes ? out_bytes(text, (double)row->peak_bytes) : "-");
+}
+
+static void print_notes(const bench_report *r)
+{
+    if (r->args->n_formats && r->args->what == BENCH_CONTEXT)
+        printf("\nThe one pass, states to cache. vs bf16: the median of bf16 over that of the format; of bytes:\n"
+               "that over the ratio of their weights' bytes.\n");
+    if (r->args->what == BENCH_CONTEXT && !r->args->n_formats)
+        printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache onepass).\n");
+    if (r->args->what == BENCH_LOAD)
+        printf("\npack: bytes of packed weights; its roofline is memcpy by as many threads. faults, peak: pages\n"
+               "that the system had to bring in the first repeat, and the largest resident size.\n");
     else
-        printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache\n"
-           "onepass). roofline: max(bytes / read, flops / compute), by the better of the probes\n"
-           "before and after. weights: cold ones come from memory (the caches were emptied, or\n"
-           "hold less) and stand against the cold read; hot ones against the read of as many\n"
-           "bytes, again and again. Above 100%%: both probes met slower moments than the stage.\n");
-    bench_judge(r, &verdict);
-    if (verdict.n_reasons) printf("\nNOT RELIABLE: ");
-    for (i = 0; i < verdict.n_reasons; i++)
-        printf("%s%s", verdict.reasons[i], i + 1 < verdict.n_reasons ? "; " : "\n");
+        printf("\nroofline: max(bytes / read, flops / compute). weights: cold ones come from memory (the caches\n"
+               "were emptied, or hold less) and stand against the reads that take turns with the repeats, or\n"
+               "the read probes before and after; hot ones against reads of as many bytes again and again.\n");
+}
+
+int bench_print_text(const bench_report *r)
+{
+    size_t i, k;
+    print_machine(r);
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *run = r->runs[i];
+        const columns c = find_columns(r, run);
+        bench_verdict verdict;
+        out_table t;
+        print_run(r, run);
+        add_header(&t, &c);
+        for (k = 0; k < run->n_rows; k++)
+            if (!c.whole_only || run->rows[k].limit == BENCH_BY_SUM) add_row(&t, &c, &run->rows[k]);
+        if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
+        bench_judge(r, run, &verdict);
+        if (verdict.n_reasons) printf("\nNOT RELIABLE: ");
+        for (k = 0; k < verdict.n_reasons; k++)
+            printf("%s%s", verdict.reasons[k], k + 1 < verdict.n_reasons ? "; " : "\n");
+    }
+    print_notes(r);
     return EXIT_OK;
 }
+
+/* ---- JSON ---- */
 
 static json_t *json_pair(const double pair[2])
 {
@@ -181,96 +241,147 @@ static json_t *json_pair(const double pair[2])
     return array;
 }
 
-int bench_print_json(const bench_result *r)
+static json_t *json_count(uint64_t n)
 {
-    json_t *doc = json_object(), *rows = json_array(), *hot = json_object();
-    json_t *reasons = json_array();
+    return json_integer((json_int_t)n);
+}
+
+static json_t *row_json(const bench_row *row)
+{
+    json_t *item = json_object();
+    out_set(item, "stage", json_string(row->stage));
+    if (row->tokens) out_set(item, "tokens", json_count(row->tokens));
+    if (row->sequences) out_set(item, "context", json_count(row->context));
+    if (row->sequences) out_set(item, "sequences", json_count(row->sequences));
+    if (row->layers) out_set(item, "layers", json_count(row->layers));
+    if (row->format) out_set(item, "format", json_string(row->format));
+    if (row->cache) out_set(item, "cache", json_string(row->cache));
+    if (row->weight_bytes > 0) out_set(item, "weight_bytes", out_real(row->weight_bytes));
+    if (*temperature(row)) out_set(item, "weights", json_string(temperature(row)));
+    out_set(item, "repeats", json_count(row->n_repeats));
+    out_set(item, "outliers", json_count(row->n_outliers));
+    out_set(item, "best_seconds", out_real(row->best));
+    out_set(item, "p50_seconds", out_real(row->p50));
+    out_set(item, "p99_seconds", out_real(row->p99));
+    out_set(item, "bytes", out_real(row->bytes));
+    out_set(item, "flops", out_real(row->flops));
+    out_set(item, "gb_per_s", out_real(gbs(row)));
+    out_set(item, "gflop_per_s", out_real(gflops(row)));
+    if (row->roofline > 0) {
+        if (row->limit_gbs > 0) out_set(item, "limit_gbs", out_real(row->limit_gbs));
+        out_set(item, "roofline_seconds", out_real(row->roofline));
+        out_set(item, "share_of_roofline", out_real(bench_share(row)));
+    }
+    if (row->byte_share > 0) out_set(item, "of_byte_ratio", out_real(row->byte_share));
+    if (row->ratio > 0) out_set(item, row->ratio_key, out_real(row->ratio));
+    if (row->n_faults) out_set(item, "faults", json_count(row->n_faults));
+    if (row->peak_bytes) out_set(item, "peak_bytes", json_count(row->peak_bytes));
+    return item;
+}
+
+static json_t *run_json(const bench_report *r, const bench_run *run)
+{
+    json_t *o = json_object(), *rows = json_array(), *hot = json_object(), *reasons = json_array();
     bench_verdict verdict;
     size_t i;
-    int s;
+    if (run->part) out_set(o, "over", json_string(run->part));
+    if (run->format) out_set(o, "format", json_string(run->format));
+    out_set(o, "isa", json_string(dspark_isa_name(run->isa)));
+    out_set(o, "threads", json_count(run->n_threads));
+    out_set(o, "compute_gflops", json_pair(run->compute_gflops));
+    out_set(o, "read_gbs", json_pair(run->read_gbs));
+    if (run->copy_gbs[0] > 0) out_set(o, "copy_gbs", json_pair(run->copy_gbs));
+    for (i = 0; i < run->n_hot; i++) out_set(hot, run->hot[i].name, json_pair(run->hot[i].gbs));
+    out_set(o, "hot_read_gbs", hot);
+    out_set(o, "load", json_pair(run->load));
+    out_set(o, "steal_percent", run->steal_percent < 0 ? json_null() : out_real(run->steal_percent));
+    out_set(o, "seconds", out_real(run->seconds));
+    out_set(o, "resident_bytes", json_count(run->resident_bytes));
+    out_set(o, "workspace_bytes", json_count(run->workspace_bytes));
+    bench_judge(r, run, &verdict);
+    for (i = 0; i < verdict.n_reasons; i++) out_append(reasons, json_string(verdict.reasons[i]));
+    out_set(o, "reliable", json_boolean(verdict.n_reasons == 0));
+    out_set(o, "reasons", reasons);
+    for (i = 0; i < run->n_rows; i++) out_append(rows, row_json(&run->rows[i]));
+    out_set(o, "rows", rows);
+    return o;
+}
+
+int bench_print_json(const bench_report *r)
+{
+    json_t *doc = json_object(), *runs = json_array();
+    size_t i;
+    out_set(doc, "what", json_string(bench_what_names[r->args->what]));
     out_set(doc, "checkpoint", out_string(r->checkpoint));
     out_set(doc, "synthetic", json_boolean(r->synthetic));
     out_set(doc, "fingerprint", json_string(r->fingerprint));
     out_set(doc, "cpu", out_string(r->cpu));
-    out_set(doc, "isa", json_string(r->isa));
-    out_set(doc, "threads", json_integer(r->n_threads));
-    out_set(doc, "processors", json_integer(r->n_processors));
-    out_set(doc, "last_level_cache_bytes",
-            r->cache_bytes ? json_integer((json_int_t)r->cache_bytes) : json_null());
-    out_set(doc, "compute_gflops", json_pair(r->compute_gflops));
-    out_set(doc, "read_gbs", json_pair(r->read_gbs));
-    for (s = 0; s < BENCH_N_LANES; s++)
-        if (r->hot_gbs[s][0] > 0) out_set(hot, bench_lane_name(r, s), json_pair(r->hot_gbs[s]));
-    out_set(doc, "hot_read_gbs", hot);
-    out_set(doc, "buffer_bytes", json_integer((json_int_t)r->buffer_bytes));
-    out_set(doc, "load", json_pair(r->load));
-    out_set(doc, "steal_percent", r->steal_percent < 0 ? json_null() : out_real(r->steal_percent));
-    out_set(doc, "seconds", out_real(r->seconds));
-    bench_judge(r, &verdict);
-    for (i = 0; i < verdict.n_reasons; i++) out_append(reasons, json_string(verdict.reasons[i]));
-    out_set(doc, "reliable", json_boolean(verdict.n_reasons == 0));
-    out_set(doc, "reasons", reasons);
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[i];
-        for (s = 0; s < BENCH_N_LANES; s++) {
-            const bench_cell *c = &row->cells[s];
-            json_t *item;
-            if (!c->measured) continue;
-            item = json_object();
-            out_set(item, "tokens", json_integer((json_int_t)row->n_tokens));
-            out_set(item, "stage", json_string(stage_name(s)));
-            if (r->n_formats) {
-                out_set(item, "format", json_string(bench_lane_name(r, s)));
-                out_set(item, "weight_bytes", out_real(r->weight_bytes[s]));
-                out_set(item, "resident_bytes",
-                        json_integer((json_int_t)r->resident_bytes[s - BENCH_N_STAGES]));
-            }
-            out_set(item, "weights", json_string(temperature(c)));
-            out_set(item, "repeats", json_integer((json_int_t)c->n_repeats));
-            out_set(item, "best_seconds", out_real(c->best));
-            out_set(item, "p50_seconds", out_real(c->p50));
-            out_set(item, "p99_seconds", out_real(c->p99));
-            out_set(item, "bytes", out_real(c->bytes));
-            out_set(item, "flops", out_real(c->flops));
-            out_set(item, "read_gbs", out_real(c->read_gbs));
-            out_set(item, "roofline_seconds", out_real(c->roofline));
-            out_set(item, "share_of_roofline", out_real(share_of_roofline(c)));
-            if (c->byte_share > 0) out_set(item, "of_byte_ratio", out_real(c->byte_share));
-            if (c->ratio > 0)
-                out_set(item, r->n_formats ? "bf16_over_format" : "ratio_to_onepass",
-                        out_real(c->ratio));
-            out_append(rows, item);
-        }
-    }
-    out_set(doc, "rows", rows);
+    out_set(doc, "processors", json_count(r->n_processors));
+    out_set(doc, "last_level_cache_bytes", r->cache_bytes ? json_count(r->cache_bytes) : json_null());
+    out_set(doc, "buffer_bytes", json_count(r->buffer_bytes));
+    for (i = 0; i < r->n_runs; i++) out_append(runs, run_json(r, r->runs[i]));
+    out_set(doc, "runs", runs);
     return out_json(doc);
 }
 
-int bench_write_csv(const bench_result *r, const char *path)
+/* ---- CSV ---- */
+
+static void put_count(FILE *f, uint64_t n)
+{
+    if (n) fprintf(f, "%" PRIu64, n);
+    fputc(',', f);
+}
+
+static void put_real(FILE *f, double v)
+{
+    if (v > 0) fprintf(f, "%.9g", v);
+    fputc(',', f);
+}
+
+static void put_csv_row(FILE *f, const bench_report *r, const bench_run *run, const bench_row *row, int reliable)
+{
+    const char *format = row->format ? row->format : run->format;
+    fprintf(f, "%s,%s,\"%s\",%s,%s,%s,%u,", bench_what_names[r->args->what], run->part ? run->part : "", row->stage,
+            format ? format : "", row->cache ? row->cache : "", dspark_isa_name(run->isa), run->n_threads);
+    put_count(f, row->tokens);
+    if (row->sequences) fprintf(f, "%" PRIu64, row->context);
+    fputc(',', f);
+    put_count(f, row->sequences);
+    put_count(f, row->layers);
+    fprintf(f, "%s,%" PRIu64 ",%" PRIu64 ",", temperature(row), row->n_repeats, row->n_outliers);
+    fprintf(f, "%.9g,%.9g,%.9g,", row->best, row->p50, row->p99);
+    put_real(f, row->bytes);
+    put_real(f, row->weight_bytes);
+    put_real(f, row->flops);
+    put_real(f, gbs(row));
+    put_real(f, gflops(row));
+    put_real(f, row->roofline > 0 ? row->limit_gbs : 0);
+    put_real(f, bench_limit(run->compute_gflops));
+    put_real(f, row->roofline);
+    put_real(f, bench_share(row));
+    put_real(f, row->ratio);
+    fprintf(f, "%s,", row->ratio > 0 ? row->ratio_key : "");
+    put_real(f, row->byte_share);
+    put_count(f, row->n_faults);
+    put_count(f, row->peak_bytes);
+    fprintf(f, "%s\n", reliable ? "yes" : "no");
+}
+
+int bench_write_csv(const bench_report *r, const char *path)
 {
     out_file file;
-    size_t i;
-    int s, code = out_file_open(&file, path);
+    size_t i, k;
+    int code = out_file_open(&file, path);
     if (code != EXIT_OK) return code;
-    fprintf(file.stream, "tokens,stage,weights,repeats,best_s,p50_s,p99_s,bytes,flops,gb_per_s,"
-            "gflop_per_s,read_probe_gb_per_s,compute_probe_gflop_per_s,roofline_s,"
-            "share_of_roofline,%s\n", r->n_formats ? "bf16_over_format,format,weight_bytes"
-                                                    : "ratio_to_onepass");
-    for (i = 0; i < r->n_rows; i++) {
-        const bench_row *row = &r->rows[i];
-        for (s = 0; s < BENCH_N_LANES; s++) {
-            const bench_cell *c = &row->cells[s];
-            if (!c->measured) continue;
-            fprintf(file.stream, "%" PRIu64 ",%s,%s,%" PRIu64 ",%.9g,%.9g,%.9g,%.0f,%.0f,%.6g,%.6g,"
-                    "%.6g,%.6g,%.9g,%.6g,", row->n_tokens, stage_name(s),
-                    temperature(c), c->n_repeats, c->best, c->p50, c->p99, c->bytes, c->flops,
-                    c->bytes / c->p50 * 1e-9, c->flops / c->p50 * 1e-9, c->read_gbs,
-                    bench_limit(r->compute_gflops), c->roofline, share_of_roofline(c));
-            if (c->ratio > 0) fprintf(file.stream, "%.6g", c->ratio);
-            if (r->n_formats)
-                fprintf(file.stream, ",%s,%.0f", bench_lane_name(r, s), r->weight_bytes[s]);
-            fputc('\n', file.stream);
-        }
+    fputs("what,over,stage,format,cache,isa,threads,tokens,context,sequences,layers,weights,repeats,outliers,"
+          "best_s,p50_s,p99_s,bytes,weight_bytes,flops,gb_per_s,gflop_per_s,limit_gb_per_s,"
+          "compute_probe_gflop_per_s,roofline_s,share_of_roofline,ratio,ratio_is,of_byte_ratio,faults,"
+          "peak_bytes,reliable\n", file.stream);
+    for (i = 0; i < r->n_runs; i++) {
+        bench_verdict verdict;
+        bench_judge(r, r->runs[i], &verdict);
+        for (k = 0; k < r->runs[i]->n_rows; k++)
+            put_csv_row(file.stream, r, r->runs[i], &r->runs[i]->rows[k], verdict.n_reasons == 0);
     }
     return out_file_commit(&file);
 }

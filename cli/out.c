@@ -283,7 +283,9 @@ char *out_count(char buf[32], uint64_t n)
 
 char *out_seconds(char buf[32], double seconds)
 {
-    if (seconds < 1e-3)
+    if (seconds < 0.95e-6)
+        snprintf(buf, 32, "%.0f ns", seconds * 1e9);
+    else if (seconds < 1e-3)
         snprintf(buf, 32, "%.1f us", seconds * 1e6);
     else if (seconds < 1)
         snprintf(buf, 32, "%.3f ms", seconds * 1e3);

@@ -1,5 +1,5 @@
 /* The command as a user meets it: exit codes, texts, JSON, files that appear whole or not at all.
- * Usage, synth, inspect and bench; test_cli_context.c has context and compare. */
+ * Usage, synth and inspect; test_cli_context.c has context and compare, test_cli_bench.c bench. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,6 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
 #include "support/run_cli.h"
 
 static const char *const commands[] = {"inspect", "synth", "context", "compare", "quantize",
@@ -120,12 +119,27 @@ static void test_usage_errors(void **state)
         {"bench --tokens 1,,2", {"'1,,2'", "commas"}},
         {"bench --tokens 0", {"'0'", "from 1"}},
         {"bench --cold --hot", {"exclude", ""}},
-        {"bench tiny --preset tiny", {"--preset goes without CKPT", ""}},
+        {"bench tiny --preset tiny", {"--preset and --set go without CKPT", ""}},
         {"bench --formats bf16,fp9", {"'bf16,fp9'", "mxfp8"}},
         {"bench --formats bf16,int8,", {"'bf16,int8,'", "mxfp8"}},
         {"bench --formats int8,int8", {"'int8,int8'", "different"}},
-        {"bench --formats bf16,int8 --svg f.svg", {"--formats", "no --svg"}},
         {"bench --formats bf16,int8 --path full", {"--formats", "no --path"}},
+        {"bench --what speed", {"'speed'", "context, draft, linear, attention, load, growth"}},
+        {"bench --threads 1,0", {"'1,0'", "from 1 to 1024"}},
+        {"bench --isa avx2,avx2", {"'avx2,avx2'", "different names of auto, ref"}},
+        {"bench --isa avx2,", {"'avx2,'", "avx512bf16"}},
+        {"bench --what attention --cache-dtype bf16,fp8", {"'bf16,fp8'", "fp8_e4m3"}},
+        {"bench --what draft --sequences 0", {"'0'", "from 1 to 1024"}},
+        {"bench --what draft --contexts 4k", {"'4k'", "numbers from 0"}},
+        {"bench --what draft --tokens 1", {"--tokens goes with", "not with draft"}},
+        {"bench --what load --formats bf16", {"--formats goes with", "not with load"}},
+        {"bench --what linear --cache-dtype bf16", {"--cache-dtype goes with", "not with linear"}},
+        {"bench --contexts 4096", {"--contexts goes with --what draft", "not with context"}},
+        {"bench --target x", {"--target goes with", "not with context"}},
+        {"bench --what draft --no-states", {"--no-states goes with", "not with draft"}},
+        {"bench --what attention --path full", {"--path goes with", "not with attention"}},
+        {"bench tiny --set block_size=5", {"--preset and --set go without CKPT", ""}},
+        {"bench tiny --what growth", {"no CKPT", "growth"}},
         {"bench --repeat 100000", {"100000", "1000"}},
         {"synth", {"OUT is missing", ""}},
         {"synth new", {"--preset is missing", "kimi-k3.1-pro"}},
@@ -313,290 +327,6 @@ static void test_inspect_escapes(void **state)
     assert_null(strchr(r.err, 0x1b));
 }
 
-/* ---- bench ---- */
-
-static double number_in(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) print_error("no number '%s'\n", key);
-    assert_true(json_is_number(value));
-    return json_number_value(value);
-}
-
-static int drifts(const json_t *pair)
-{
-    double a = json_number_value(json_array_get(pair, 0));
-    double b = json_number_value(json_array_get(pair, 1));
-    assert_int_equal(json_array_size(pair), 2);
-    assert_true(a > 0 && b > 0);
-    return a > 1.25 * b || b > 1.25 * a;
-}
-
-/* The verdict follows from the conditions in the same document, whatever this machine is doing. */
-static void check_verdict(const json_t *doc)
-{
-    const json_t *hot = json_object_get(doc, "hot_read_gbs"), *load = json_object_get(doc, "load");
-    const json_t *steal = json_object_get(doc, "steal_percent");
-    size_t n = json_array_size(json_object_get(doc, "reasons")), expected = 0;
-    double most = json_number_value(json_array_get(load, 0));
-    json_t *rows = json_object_get(doc, "rows"), *row, *pair;
-    const json_t *cache = json_object_get(doc, "last_level_cache_bytes");
-    const char *name;
-    size_t i, n_cold = 0;
-    if (json_number_value(json_array_get(load, 1)) > most)
-        most = json_number_value(json_array_get(load, 1));
-    expected += drifts(json_object_get(doc, "compute_gflops"));
-    expected += drifts(json_object_get(doc, "read_gbs"));
-    json_object_foreach((json_t *)hot, name, pair) expected += drifts(pair);
-    expected += most > number_in(doc, "processors") + 0.5;
-    expected += json_is_number(steal) && json_number_value(steal) > 1;
-    json_array_foreach(rows, i, row)
-        n_cold += strcmp(json_string_value(json_object_get(row, "weights")), "cold") == 0;
-    expected += n_cold && json_is_integer(cache) &&
-                number_in(doc, "buffer_bytes") < json_number_value(cache);
-    assert_int_equal(n, expected);
-    assert_true(json_is_boolean(json_object_get(doc, "reliable")));
-    assert_int_equal(json_is_true(json_object_get(doc, "reliable")), n == 0);
-}
-
-static void test_bench_verdict(void **state)
-{
-    static const struct {
-        double compute[2], read[2], hot[2], load[2], steal;
-        uint64_t cache;
-        size_t n_reasons;
-        const char *says;
-    } cases[] = {
-        {{100, 124}, {10, 8.1}, {0, 0}, {0, 2.4}, 0.9, 0, 0, ""},
-        {{100, 124}, {10, 8.1}, {50, 50}, {2.5, 0}, -1, 1000, 0, ""},
-        {{100, 126}, {10, 10}, {0, 0}, {0, 0}, 0, 0, 1, "compute 100 GFLOP/s before, 126 after"},
-        {{100, 100}, {10, 7.9}, {0, 0}, {0, 0}, 0, 0, 1, "read 10 GB/s before, 7.9 after"},
-        {{100, 100}, {10, 10}, {50, 70}, {0, 0}, 0, 0, 1, "full's size 50 GB/s before, 70"},
-        {{100, 100}, {10, 10}, {0, 0}, {2.6, 0}, 0, 0, 1, "load 2.60 on 2 processors"},
-        {{100, 100}, {10, 10}, {0, 0}, {0, 2.6}, 0, 0, 1, "load 2.60 on 2 processors"},
-        {{100, 100}, {10, 10}, {0, 0}, {0, 0}, 1.1, 0, 1, "steal 1.1%"},
-        {{100, 100}, {10, 10}, {0, 0}, {0, 0}, 0, 2000000, 1, "1 MB does not empty caches of 2 MB"},
-        {{100, 200}, {10, 20}, {10, 20}, {9, 9}, 9, 2000000, 6, "compute"},
-    };
-    size_t i;
-    (void)state;
-    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        bench_row row = {.cells[DSPARK_PATH_FULL] = {.measured = 1, .cold = 1}};
-        bench_result r = {.n_processors = 2, .buffer_bytes = 1000000, .rows = &row, .n_rows = 1};
-        bench_verdict v;
-        memcpy(r.compute_gflops, cases[i].compute, sizeof r.compute_gflops);
-        memcpy(r.read_gbs, cases[i].read, sizeof r.read_gbs);
-        memcpy(r.hot_gbs[DSPARK_PATH_FULL], cases[i].hot, sizeof *r.hot_gbs);
-        memcpy(r.load, cases[i].load, sizeof r.load);
-        r.steal_percent = cases[i].steal;
-        r.cache_bytes = cases[i].cache;
-        bench_judge(&r, &v);
-        if (v.n_reasons != cases[i].n_reasons) print_error("case %zu: %s\n", i, v.reasons[0]);
-        assert_int_equal(v.n_reasons, cases[i].n_reasons);
-        assert_has(v.reasons[0], cases[i].says);
-        row.cells[DSPARK_PATH_FULL].cold = 0;
-        bench_judge(&r, &v); /* who reads from the cache needs no large buffer */
-        assert_int_equal(v.n_reasons, cases[i].n_reasons - (cases[i].cache > 1000000));
-    }
-}
-
-/* Cells of one row, by stage: bytes add up, ratios are those of the medians, and each cell is held
- * against a limit that the document names. */
-static void check_stages(const json_t *doc, int n_stages, int cold)
-{
-    static const char *const names[] = {"onepass", "per-layer", "full", "taps->states",
-                                        "taps->cache onepass", "taps->cache full"};
-    const json_t *rows = json_object_get(doc, "rows"), *hot = json_object_get(doc, "hot_read_gbs");
-    const json_t *read = json_object_get(doc, "read_gbs"), *cells[6];
-    int s;
-    assert_int_equal(json_array_size(rows), n_stages);
-    assert_int_equal(json_object_size(hot), cold ? 0 : n_stages);
-    for (s = 0; s < n_stages; s++) {
-        const json_t *pair = cold ? read : json_object_get(hot, names[s]);
-        double a = json_number_value(json_array_get(pair, 0));
-        double b = json_number_value(json_array_get(pair, 1));
-        cells[s] = json_array_get(rows, (size_t)s);
-        assert_string_equal(json_string_value(json_object_get(cells[s], "stage")), names[s]);
-        assert_string_equal(json_string_value(json_object_get(cells[s], "weights")),
-                            cold ? "cold" : "hot");
-        assert_float_equal(number_in(cells[s], "read_gbs"), a > b ? a : b, 0);
-        assert_true(number_in(cells[s], "p50_seconds") > 0);
-        if (s == 3) {
-            assert_null(json_object_get(cells[s], "ratio_to_onepass"));
-        } else {
-            double ratio = number_in(cells[s], "p50_seconds") /
-                           number_in(cells[s < 3 ? 0 : 4], "p50_seconds");
-            assert_float_equal(number_in(cells[s], "ratio_to_onepass"), ratio, 1e-9 * ratio);
-        }
-    }
-    assert_true(number_in(cells[2], "bytes") > number_in(cells[1], "bytes"));
-    if (n_stages < 6) return;
-    for (s = 4; s < 6; s++) /* the states between are neither read nor written in memory */
-        assert_float_equal(number_in(cells[s], "flops"),
-                           number_in(cells[3], "flops") + number_in(cells[s == 4 ? 0 : 2], "flops"),
-                           0);
-    assert_true(number_in(cells[4], "bytes") > number_in(cells[3], "bytes"));
-    assert_true(number_in(cells[5], "bytes") > number_in(cells[4], "bytes"));
-}
-
-/* Lines of a table must not end in spaces, and no number may have lost all its digits. */
-static void check_text(const char *text)
-{
-    assert_null(strstr(text, " \n"));
-    assert_null(strstr(text, " 0.0 "));
-    assert_null(strstr(text, "1 threads"));
-    assert_has(text, "\npositions");
-    assert_has(text, "read of 1.0 MB (cold) ");
-}
-
-static void test_bench(void **state)
-{
-    static const char args[] = "bench --preset tiny --tokens 4,1 --repeat 3 --buffer 1M "
-                               "--threads 2 --csv b.csv --svg b.svg";
-    cli_result r = run_cli("%s", args);
-    char *text, *c;
-    size_t n_lines = 0;
-    json_t *doc;
-    (void)state;
-    assert_int_equal(r.code, 0);
-    assert_has(r.out, "roofline");
-    assert_has(r.out, "GFLOP/s");
-    check_text(r.out);
-    assert_false(folder_has("dspark-bench")); /* the made checkpoint is gone */
-    text = read_in_folder("b.csv");
-    assert_non_null(text);
-    for (c = text; *c; c++) n_lines += *c == '\n';
-    assert_int_equal(n_lines, 1 + 2 * 6);
-    free(text);
-    text = read_in_folder("b.svg");
-    assert_non_null(text);
-    assert_memory_equal(text, "<svg ", 5);
-    assert_has(text, "</svg>\n");
-    assert_null(strstr(text, "nan"));
-    assert_null(strstr(text, "inf"));
-    free(text);
-    r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 1M --hot --no-states --json");
-    assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    check_stages(doc, 3, 0);
-    check_verdict(doc);
-    json_decref(doc);
-    r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 16M --threads 1 --json");
-    assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    check_stages(doc, 6, 1);
-    check_verdict(doc);
-    json_decref(doc);
-    r = run_cli("bench tiny --tokens 2 --repeat 2 --buffer 16M --threads 1 --hot");
-    assert_int_equal(r.code, 0);
-    assert_has(r.out, ", 1 thread of ");
-    assert_has(r.out, "(hot taps->cache full) ");
-    r = run_cli("bench tiny --tokens 2 --repeat 3 --buffer 1M --path full --no-states --json");
-    assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    assert_int_equal(json_array_size(json_object_get(doc, "rows")), 1);
-    json_decref(doc);
-    r = run_cli("bench tiny --tokens 1 --repeat 3 --buffer 1M --csv missing/b.csv");
-    assert_int_equal(r.code, 5);
-    assert_has(r.err, "missing/b.csv");
-}
-
-/* Formats side by side: ratios are of this run's medians, bytes are what each one packs into, and
- * rooflines follow from both. */
-static void check_formats(const json_t *doc, const char *const *formats, size_t n, int plain)
-{
-    const json_t *rows = json_object_get(doc, "rows"), *row;
-    const json_t *compute = json_object_get(doc, "compute_gflops");
-    double a = json_number_value(json_array_get(compute, 0));
-    double b = json_number_value(json_array_get(compute, 1)), weights[3] = {0};
-    size_t i;
-    assert_int_equal(json_array_size(rows), n);
-    json_array_foreach(rows, i, row) {
-        double p50 = number_in(row, "p50_seconds"), bytes = number_in(row, "bytes"), limit, other;
-        assert_string_equal(json_string_value(json_object_get(row, "stage")), "onepass");
-        assert_string_equal(json_string_value(json_object_get(row, "format")), formats[i]);
-        assert_null(json_object_get(row, "ratio_to_onepass"));
-        weights[i] = number_in(row, "weight_bytes");
-        assert_true(weights[i] > 0 && weights[i] < number_in(row, "resident_bytes"));
-        /* tiny: two tokens in of 64 and out of 5 x 24 values */
-        assert_float_equal(bytes - weights[i], 2 * (64 + 5 * 24) * 2, 0);
-        assert_float_equal(number_in(row, "flops"), 2.0 * 2 * 5 * 24 * 64, 0);
-        limit = bytes / number_in(row, "read_gbs") * 1e-9;
-        other = number_in(row, "flops") / (a > b ? a : b) * 1e-9;
-        if (other > limit) limit = other;
-        assert_float_equal(number_in(row, "roofline_seconds"), limit, 1e-9 * limit);
-        if (plain < 0)
-            assert_null(json_object_get(row, "bf16_over_format"));
-        else
-            assert_float_equal(number_in(row, "bf16_over_format") * p50,
-                               number_in(json_array_get(rows, (size_t)plain), "p50_seconds"),
-                               1e-9 * p50);
-        if (plain < 0) {
-            assert_null(json_object_get(row, "of_byte_ratio"));
-        } else {
-            double all = number_in(json_array_get(rows, (size_t)plain), "weight_bytes");
-            assert_float_equal(number_in(row, "of_byte_ratio") * all,
-                               number_in(row, "bf16_over_format") * weights[i], 1e-9 * all);
-        }
-    }
-    if (plain >= 0)
-        for (i = 0; i < n; i++) assert_true((int)i == plain || weights[i] < weights[plain]);
-}
-
-static void test_bench_formats(void **state)
-{
-    static const char *const three[] = {"fp8-channel", "bf16", "mxfp8"};
-    static const char *const two[] = {"fp8-channel", "mxfp8"};
-    static const char options[] = "--tokens 2 --repeat 3 --buffer 1M --threads 2";
-    size_t n_lines = 0;
-    cli_result r;
-    char *text, *c;
-    json_t *doc;
-    (void)state;
-    r = run_cli("bench --preset tiny --formats fp8-channel,mxfp8 %s --csv f.csv", options);
-    assert_int_equal(r.code, 0);
-    check_text(r.out);
-    assert_has(r.out, "vs bf16");
-    assert_has(r.out, "\nmodels      fp8-channel ");
-    assert_false(folder_has("dspark-bench"));
-    text = read_in_folder("f.csv");
-    assert_non_null(text);
-    for (c = text; *c; c++) n_lines += *c == '\n';
-    assert_int_equal(n_lines, 1 + 2);
-    assert_has(text, ",bf16_over_format,format,weight_bytes\n2,onepass,cold,3,");
-    assert_has(text, ",,fp8-channel,"); /* no bf16 to compare with */
-    assert_has(text, ",,mxfp8,");
-    free(text);
-    r = run_cli("bench --preset tiny --formats fp8-channel,mxfp8 %s --hot --json", options);
-    assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    assert_int_equal(json_object_size(json_object_get(doc, "hot_read_gbs")), 2);
-    check_formats(doc, two, 2, -1);
-    check_verdict(doc);
-    json_decref(doc);
-    r = run_cli("bench tiny --formats fp8-channel,bf16,mxfp8 %s --json", options);
-    assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    check_formats(doc, three, 3, 1);
-    check_verdict(doc);
-    json_decref(doc);
-    r = run_cli("bench tiny --formats bf16,int4 %s", options); /* 128 weights do not go into 64 */
-    assert_int_not_equal(r.code, 0);
-    assert_has(r.err, "128");
-    assert_false(folder_has("dspark-bench"));
-    r = run_cli("bench missing --formats bf16,int8 %s", options);
-    assert_int_equal(r.code, 3);
-    assert_has(r.err, "missing");
-    r = run_cli("quantize tiny tiny-int8 --format int8");
-    assert_int_equal(r.code, 0);
-    r = run_cli("bench tiny-int8 --formats fp8-channel,bf16,mxfp8 %s --json", options);
-    assert_int_equal(r.code, 0); /* bf16 is the way back, the others are smaller still */
-    doc = parse(&r);
-    check_formats(doc, three, 3, 1);
-    json_decref(doc);
-    assert_false(folder_has("dspark-bench"));
-}
-
 /* ---- output that cannot be written ---- */
 
 static void test_full_stdout(void **state)
@@ -620,9 +350,6 @@ int main(void)
         cmocka_unit_test(test_inspect),
         cmocka_unit_test(test_inspect_others),
         cmocka_unit_test(test_inspect_escapes),
-        cmocka_unit_test(test_bench),
-        cmocka_unit_test(test_bench_formats),
-        cmocka_unit_test(test_bench_verdict),
         cmocka_unit_test(test_full_stdout),
     };
     return cmocka_run_group_tests(tests, make_tiny, remove_all);
