@@ -1,6 +1,7 @@
-/* Quantised weights against the reference library: files that compressed-tensors wrote
- * (tools/oracle/quant_golden.py). Our encoders must give its codes and scales, byte by byte, from the
- * same weights; our schemes must give its dequantised values, bit by bit where both mean the same
+/* Quantised weights against the libraries that other people write them with: files of
+ * compressed-tensors (tools/oracle/quant_golden.py, quant_read_golden.py) and of ModelOpt
+ * (modelopt_golden.py). Our encoders must give their codes and scales, byte by byte, from the same
+ * weights; our schemes must give their dequantised values, bit by bit where both mean the same
  * product. */
 #include <math.h>
 #include <setjmp.h>
@@ -17,6 +18,7 @@
 #include "ckpt/checkpoint.h"
 #include "ckpt/synth_values.h"
 #include "quant/encode.h"
+#include "quant/quant_file.h"
 #include "quant/scheme.h"
 
 static dspark_error err;
@@ -28,27 +30,63 @@ static dspark_error err;
     } while (0)
 
 typedef struct golden {
-    dspark_format format;
-    const char *config; /* format and weights of the config group */
+    const char *folder;
+    dspark_format format; /* what our encoder makes of the same weights; NONE: it is only read */
+    dspark_layout layout;
+    const char *scheme;   /* that reads it */
+    const char *config;   /* format and weights of the config group; NULL: the folder has its own */
 } golden;
 
+#define CT(name) "golden_quant/" name
+#define READ(name) "golden_quant_read/" name
+#define MODELOPT(name) "golden_modelopt/" name
+
 static const golden goldens[] = {
-    {DSPARK_FORMAT_FP8_TENSOR, "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\","
-                               "\"strategy\":\"tensor\"}"},
-    {DSPARK_FORMAT_FP8_CHANNEL, "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\","
-                                "\"strategy\":\"channel\"}"},
-    {DSPARK_FORMAT_FP8_BLOCK, "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\","
-                              "\"strategy\":\"block\",\"block_structure\":[128,128]}"},
-    {DSPARK_FORMAT_NVFP4, "\"nvfp4-pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"float\","
-                          "\"strategy\":\"tensor_group\",\"group_size\":16}"},
-    {DSPARK_FORMAT_MXFP4, "\"mxfp4-pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"float\","
-                          "\"strategy\":\"group\",\"group_size\":32}"},
-    {DSPARK_FORMAT_MXFP8, "\"mxfp8-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\","
-                          "\"strategy\":\"group\",\"group_size\":32}"},
-    {DSPARK_FORMAT_INT8, "\"int-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"int\","
-                         "\"strategy\":\"channel\"}"},
-    {DSPARK_FORMAT_INT4, "\"pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"int\","
-                         "\"strategy\":\"group\",\"group_size\":128}"},
+    {CT("fp8-tensor"), DSPARK_FORMAT_FP8_TENSOR, 0, "fp8_tensor",
+     "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"tensor\"}"},
+    {CT("fp8-channel"), DSPARK_FORMAT_FP8_CHANNEL, 0, "fp8_channel",
+     "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"channel\"}"},
+    {CT("fp8-block"), DSPARK_FORMAT_FP8_BLOCK, 0, "fp8_block",
+     "\"float-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"block\","
+     "\"block_structure\":[128,128]}"},
+    {CT("nvfp4"), DSPARK_FORMAT_NVFP4, 0, "nvfp4_ct",
+     "\"nvfp4-pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"float\","
+     "\"strategy\":\"tensor_group\",\"group_size\":16}"},
+    {CT("mxfp4"), DSPARK_FORMAT_MXFP4, 0, "mxfp4",
+     "\"mxfp4-pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"float\","
+     "\"strategy\":\"group\",\"group_size\":32}"},
+    {CT("mxfp8"), DSPARK_FORMAT_MXFP8, 0, "mxfp8",
+     "\"mxfp8-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"float\","
+     "\"strategy\":\"group\",\"group_size\":32}"},
+    {CT("int8"), DSPARK_FORMAT_INT8, 0, "int8",
+     "\"int-quantized\",\"weights\":{\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\"}"},
+    {CT("int4"), DSPARK_FORMAT_INT4, 0, "int_packed",
+     "\"pack-quantized\",\"weights\":{\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\","
+     "\"group_size\":128}"},
+    {READ("fp8-group"), DSPARK_FORMAT_NONE, 0, "fp8_group", NULL},
+    {READ("int8-asym"), DSPARK_FORMAT_NONE, 0, "int8", NULL},
+    {READ("int8-packed"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int4-asym"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int4-channel"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int4-gidx"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int2"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int3"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int3-asym"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int3-old"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int5"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int5-old"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int6"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int6-old"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int7"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {READ("int7-old"), DSPARK_FORMAT_NONE, 0, "int_packed", NULL},
+    {MODELOPT("nvfp4"), DSPARK_FORMAT_NVFP4, DSPARK_LAYOUT_MODELOPT, "nvfp4_modelopt", NULL},
+    {MODELOPT("nvfp4-a16"), DSPARK_FORMAT_NVFP4, DSPARK_LAYOUT_MODELOPT, "nvfp4_modelopt", NULL},
+    {MODELOPT("fp8"), DSPARK_FORMAT_FP8_TENSOR, DSPARK_LAYOUT_MODELOPT, "fp8_tensor", NULL},
+    {MODELOPT("fp8-channel"), DSPARK_FORMAT_NONE, 0, "fp8_channel", NULL},
+    {MODELOPT("fp8-block"), DSPARK_FORMAT_NONE, 0, "fp8_block", NULL},
+    {MODELOPT("mxfp8"), DSPARK_FORMAT_NONE, 0, "mxfp8", NULL},
+    {MODELOPT("mxfp4-fp8"), DSPARK_FORMAT_NONE, 0, "mxfp4", NULL},
+    {MODELOPT("int8"), DSPARK_FORMAT_NONE, 0, "int8", NULL},
 };
 
 static const char *const modules[] = {"layers.0.self_attn.kv_a_proj_with_mqa",
@@ -123,8 +161,8 @@ static void check_encoder(const golden *g, const dspark_checkpoint *c, const cha
     uint8_t *our_codes, *our_scales;
     uint64_t units;
 
-    must(dspark__encoder_init(&e, g->format, DSPARK_SCALES_ABSMAX, DSPARK_LAYOUT_COMPRESSED_TENSORS,
-                              0, k, module, &err));
+    must(dspark__encoder_init(&e, g->format, DSPARK_SCALES_ABSMAX, g->layout, 0, k, module, &err));
+    if (!global) global = find(c, "", module, ".weight_scale_2");
     if (!codes) codes = find(c, "", module, ".weight");
     if (g->format == DSPARK_FORMAT_FP8_TENSOR) {
         global = scales;
@@ -199,7 +237,9 @@ static void check_scheme(const golden *g, const dspark_checkpoint *c, dspark__qu
     must(dspark__quant_config_rule(q, module, &rule, &err));
     assert_int_equal(rule.quantised, 1);
     must(dspark__scheme_detect(&scheme, &m, &rule, rows, k, &err));
+    assert_string_equal(scheme->name, g->scheme);
     must(scheme->validate(&m, &rule, rows, k, &packing, &err));
+    if (!global) global = find(c, "", module, ".weight_scale_2");
     if (global) memcpy(&gs, global->data, sizeof gs);
     for (uint64_t i = 0; i < list->n_elements; i++) {
         int64_t r;
@@ -208,9 +248,10 @@ static void check_scheme(const golden *g, const dspark_checkpoint *c, dspark__qu
         for (uint64_t j = 0; j < k; j++) {
             double theirs = stored_value(want, i * k + j), ours = rounded(want, row[j]);
             if (theirs == ours) continue;
-            /* The library divides the scale by the global one in fp32, we multiply the sum by the
-             * fp32 reciprocal: the same number when that is a power of two, and else a value that lies
-             * within two steps of fp32 of a tie may round to its other side. */
+            /* The libraries round the product of the two scales to fp32, we multiply the sum by the
+             * tensor's (in compressed-tensors by its fp32 reciprocal): the same number when that is a
+             * power of two, and else a value that lies within two steps of fp32 of a tie may round to
+             * its other side. */
             if (g->format != DSPARK_FORMAT_NVFP4 || frexpf(gs, &exponent) == 0.5f)
                 fail_msg("%s row %lld column %llu: %a, the library says %a", module, (long long)r,
                          (unsigned long long)j, row[j], theirs);
@@ -223,35 +264,77 @@ static void check_scheme(const golden *g, const dspark_checkpoint *c, dspark__qu
     free(row);
 }
 
+static dspark__quant_config *read_config(const golden *g, const char *path)
+{
+    dspark__quant_config *q;
+    char text[512];
+    if (!g->config) {
+        must(dspark__quant_config_read(&q, path, &err));
+        return q;
+    }
+    snprintf(text, sizeof text,
+             "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":{"
+             "\"group_0\":{\"targets\":[\"Linear\"],\"format\":%s}}}}", g->config);
+    must(dspark__quant_config_parse(&q, text, strlen(text), NULL, 0, "test", &err));
+    return q;
+}
+
+/* [rows, columns] of a module; 0 when it is not in the file. */
+static int find_size(const dspark_checkpoint *c, const char *module, uint64_t *rows, uint64_t *k)
+{
+    const dspark_tensor *t = find(c, "", module, ".weight_shape");
+    int64_t shape[2];
+    if (t) {
+        memcpy(shape, t->data, sizeof shape);
+        *rows = (uint64_t)shape[0];
+        *k = (uint64_t)shape[1];
+        return 1;
+    }
+    t = find(c, "", module, ".weight_packed");
+    if (!t) t = find(c, "", module, ".weight");
+    if (!t) return 0;
+    *rows = t->shape[0];
+    *k = t->shape[1] * (t->dtype == DSPARK_U8 ? 2 : 1);
+    return 1;
+}
+
+/* What ModelOpt was told to leave alone is BF16 under its exclude_modules. */
+static void check_kept(const dspark_checkpoint *c, dspark__quant_config *q)
+{
+    static const char kept[] = "layers.1.mlp.gate_proj";
+    const dspark__scheme *scheme;
+    dspark__quant_rule rule;
+    dspark__module m;
+    if (!find(c, "", kept, ".weight")) return;
+    gather(&m, c, kept);
+    must(dspark__quant_config_rule(q, kept, &rule, &err));
+    assert_true(rule.quantised <= 0);
+    must(dspark__scheme_detect(&scheme, &m, &rule, 16, 128, &err));
+    assert_string_equal(scheme->name, "bf16");
+}
+
 static void test_golden(void **state)
 {
     for (size_t i = 0; i < sizeof goldens / sizeof *goldens; i++) {
         const golden *g = &goldens[i];
         dspark_checkpoint *c;
         dspark__quant_config *q;
-        char path[512], config[512];
+        char path[512];
         size_t n_modules = 0, n_apart = 0;
-        snprintf(path, sizeof path, DSPARK_TEST_DATA "/golden_quant/%s",
-                 dspark__format_name(g->format));
+        snprintf(path, sizeof path, DSPARK_TEST_DATA "/%s", g->folder);
         must(dspark__checkpoint_open(&c, path, &err));
-        snprintf(config, sizeof config,
-                 "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":{"
-                 "\"group_0\":{\"targets\":[\"Linear\"],\"format\":%s}}}}", g->config);
-        must(dspark__quant_config_parse(&q, config, strlen(config), NULL, 0, "test", &err));
+        q = read_config(g, path);
         for (size_t j = 0; j < sizeof modules / sizeof *modules; j++) {
-            const dspark_tensor *codes = find(c, "", modules[j], ".weight_packed");
             uint64_t rows, k;
-            if (!codes) codes = find(c, "", modules[j], ".weight");
-            if (!codes) continue; /* not every format has every module */
-            rows = codes->shape[0];
-            k = codes->shape[1] * (codes->dtype == DSPARK_U8 ? 2 : codes->dtype == DSPARK_I32 ? 8 : 1);
-            check_encoder(g, c, modules[j], rows, k);
+            if (!find_size(c, modules[j], &rows, &k)) continue; /* not every format has every module */
+            if (g->format) check_encoder(g, c, modules[j], rows, k);
             check_scheme(g, c, q, modules[j], rows, k, &n_apart);
             n_modules++;
         }
+        check_kept(c, q);
         assert_true(n_modules >= 3);
-        printf("%-12s %zu modules, %zu values on the other side of a tie\n",
-               dspark__format_name(g->format), n_modules, n_apart);
+        printf("%-28s %zu modules, %zu values on the other side of a tie\n", g->folder, n_modules,
+               n_apart);
         dspark__quant_config_free(q);
         dspark__checkpoint_close(c);
     }

@@ -406,6 +406,11 @@ static void test_config(void **state)
         {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 0), BAD, "m", "8-bit int"},
         {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
          DSPARK__STRATEGY_CHANNEL), BAD, "m", "\"channel\""},
+        /* ModelOpt's scale of a weight that is one block has no dimensions; of two blocks it is wrong */
+        {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
+         DSPARK__STRATEGY_BLOCK, .block_rows = 128, .block_cols = 128), DSPARK_OK, NULL, NULL},
+        {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
+         DSPARK__STRATEGY_BLOCK, .block_rows = 8, .block_cols = 32), BAD, "m", "\"block\""},
         {8, 64, FP8_C, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
          DSPARK__STRATEGY_TENSOR), BAD, "m", "\"tensor\""},
         {8, 64, FP8_C, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .group_size = 64,

@@ -130,12 +130,16 @@ static dspark_status check_rule(const dspark__module *m, const dspark__quant_rul
                                 uint64_t rows, uint64_t k, uint32_t group, dspark_error *err)
 {
     dspark__claim c = {"FP8", 8, 1, 0, 0, {"float-quantized", "naive-quantized"}};
+    uint64_t br, bc;
 
     switch (what) {
     case KIND_TENSOR:
         c.scheme = "FP8 per tensor";
         c.strategies = DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_TENSOR);
         if (rows == 1) c.strategies |= DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_CHANNEL);
+        /* A weight of a single block: ModelOpt drops the dimensions of its one scale. */
+        block_of(q, &br, &bc);
+        if (rows <= br && k <= bc) c.strategies |= DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_BLOCK);
         break;
     case KIND_CHANNEL:
         c.scheme = "FP8 per channel";

@@ -9,8 +9,9 @@ with the library's own way back, bit for bit.
 Needs torch, safetensors and compressed-tensors. Q's config is parsed and its targets and ignore list are
 matched by compressed-tensors; each quantised module is decompressed by it and rounded to bf16. NVFP4
 values may lie one bf16 step apart where the library's division and our reciprocal fall on two sides of
-a tie: they are counted, and more than 1 in 10000 is a failure. ModelOpt's layout is decoded by its
-formulas. Ends with 1 when something differs.
+a tie: they are counted, and more than 1 in 10000 is a failure. ModelOpt's layout is decoded by
+ModelOpt itself where nvidia-modelopt is installed, else by its formulas; the last line says which.
+Ends with 1 when something differs.
 """
 import glob
 import json
@@ -45,7 +46,17 @@ def load(directory):
     return tensors
 
 
-def modelopt(parts):
+def find_modelopt():
+    try:
+        import modelopt_export  # takes seconds: only when it is needed
+    except ImportError:
+        return None
+    return modelopt_export
+
+
+def modelopt(modelopt_export, parts, algorithm):
+    if modelopt_export:
+        return modelopt_export.dequantise(parts, "fp8" if algorithm == "FP8" else "nvfp4")
     if parts["weight"].dtype == torch.uint8:
         rows, half = parts["weight"].shape
         codes = unpack_fp4_from_uint8(parts["weight"], rows, 2 * half, torch.float32)
@@ -63,6 +74,7 @@ def main():
         module, _, suffix = name.rpartition(".")
         modules.setdefault(module, {})[suffix] = tensor
     compressed = config["quant_method"] == "compressed-tensors"
+    modelopt_export = None if compressed else find_modelopt()
     if compressed:
         scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
         compressor = BaseCompressor.get_value_from_registry(config["format"])
@@ -82,7 +94,8 @@ def main():
         if ignored:
             print("%s: quantised and ignored" % module)
             bad += 1
-        theirs = compressor.decompress(parts, scheme)["weight"] if compressed else modelopt(parts)
+        theirs = (compressor.decompress(parts, scheme)["weight"] if compressed
+                  else modelopt(modelopt_export, parts, config["quant_algo"]))
         theirs, ours = theirs.bfloat16(), back[module + ".weight"]
         if ours.dtype != torch.bfloat16 or ours.shape != theirs.shape:
             sys.exit("%s: %s %s, expected bf16 %s" % (module, ours.dtype, ours.shape, theirs.shape))
@@ -94,9 +107,10 @@ def main():
         if bool((steps > 1).any()):
             print("%s: %d values more than one step apart" % (module, int((steps > 1).sum())))
             bad += 1
-    nvfp4 = config.get("format") == "nvfp4-pack-quantized"
-    print("%-22s %3d modules %9d values, %d one step apart, %d wrong"
-          % (config.get("format") or config["quant_algo"], n_modules, total, apart, bad))
+    nvfp4 = "nvfp4" in (config.get("format") or config["quant_algo"]).lower()
+    print("%-22s %3d modules %9d values, %d one step apart, %d wrong (%s)"
+          % (config.get("format") or config["quant_algo"], n_modules, total, apart, bad,
+             "compressed-tensors" if compressed else "ModelOpt" if modelopt_export else "formulas"))
     sys.exit(1 if bad or not n_modules or apart > (total / 10000 if nvfp4 else 0) else 0)
 
 
