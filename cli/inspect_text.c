@@ -360,6 +360,17 @@ static int print_tensors(const json_t *doc)
 
 /* ---- memory, problems ---- */
 
+/* Of the draft's own linear `name`; what it borrows is BF16 here. */
+static const char *scheme_of(const json_t *doc, const char *name)
+{
+    const json_t *list = json_object_get(json_object_get(doc, "quantisation"), "linears");
+    size_t i;
+    for (i = 0; i < json_array_size(list); i++)
+        if (strcmp(text_of(json_array_get(list, i), "name"), name) == 0)
+            return text_of(json_array_get(list, i), "scheme");
+    return "bf16";
+}
+
 static void print_plan(const json_t *doc)
 {
     const json_t *plan = json_object_get(doc, "plan");
@@ -382,7 +393,8 @@ static void print_plan(const json_t *doc)
     if (json_is_integer(json_object_get(resident, "block"))) {
         begin_line("");
         put_bytes("  drafting adds q_a, layers and heads ", uint_of(resident, "block"), "");
-        put_bytes(", lm_head ", uint_of(resident, "lm_head"), " as BF16\n");
+        put_bytes(", lm_head ", uint_of(resident, "lm_head"), "");
+        printf(" as %s\n", scheme_of(doc, "lm_head"));
     }
     begin_line("");
     printf("cache per position, all layers:");
@@ -439,27 +451,59 @@ static size_t count_alike(const json_t *linears, size_t row)
     return n;
 }
 
-/* The shards of the linear that context KV runs over all layers at once. */
-static void print_merged(const json_t *linears)
+/* Is a linear one of the shards, which are named with a space around each? */
+static int is_shard(const json_t *linear, const char *shards)
 {
-    static const char shard[] = "kv_a_proj_with_mqa";
+    char name[80];
+    snprintf(name, sizeof name, " %s ", short_name(linear));
+    return strstr(shards, name) != NULL;
+}
+
+/* Linears that lie in one matrix of the model: shards of each scheme, and what the whole takes. */
+static int print_merged(const json_t *linears, const char *label, const char *what,
+                        const char *shards)
+{
     uint64_t n_bytes = 0;
-    size_t n = json_array_size(linears), n_shards = 0, i, k = 0;
+    size_t n = json_array_size(linears), n_shards = 0, i, j;
     for (i = 0; i < n; i++) {
         const json_t *linear = json_array_get(linears, i);
-        if (strcmp(short_name(linear), shard) != 0) continue;
+        if (!is_shard(linear, shards)) continue;
         n_shards++;
         n_bytes += uint_of(linear, "packed_bytes");
     }
-    if (!n_shards) return;
-    begin_line("merged");
-    printf("context_kv: %zu shard%s,", n_shards, n_shards == 1 ? "" : "s");
+    if (!n_shards) return 0;
+    begin_line(label);
+    printf("%s: %zu shard%s", what, n_shards, n_shards == 1 ? "" : "s");
     for (i = 0; i < n; i++) {
         const json_t *linear = json_array_get(linears, i);
-        if (strcmp(short_name(linear), shard) != 0 || seen_before(linears, i, 1)) continue;
-        printf("%s %s in %zu", k++ ? "," : "", text_of(linear, "scheme"), count_alike(linears, i));
+        const char *scheme = text_of(linear, "scheme");
+        size_t before = 0, times = 0;
+        if (!is_shard(linear, shards)) continue;
+        for (j = 0; j < n; j++) {
+            const json_t *other = json_array_get(linears, j);
+            if (!is_shard(other, shards) || strcmp(text_of(other, "scheme"), scheme)) continue;
+            before += j < i;
+            times++;
+        }
+        if (!before) printf(", %s in %zu", scheme, times);
     }
     put_bytes(", ", n_bytes, " packed\n");
+    return 1;
+}
+
+/* What context KV runs over all layers at once, then what drafting does. */
+static void print_all_merged(const json_t *linears)
+{
+    static const char *const merged[][2] = {{"context_kv", " kv_a_proj_with_mqa "},
+                                            {"q_a", " q_a_proj "},
+                                            {"q_b", " q_b_proj "},
+                                            {"o", " o_proj "},
+                                            {"gate_up", " gate_proj up_proj "},
+                                            {"down", " down_proj "}};
+    size_t i;
+    int n_lines = 0;
+    for (i = 0; i < sizeof merged / sizeof *merged; i++)
+        n_lines += print_merged(linears, n_lines ? "" : "merged", merged[i][0], merged[i][1]);
 }
 
 /* A line for each scheme: what is in it, by its short name with a count, or by its full name. */
@@ -467,8 +511,9 @@ static void print_linears(const json_t *linears)
 {
     size_t n = json_array_size(linears), i, j;
     int n_lines = 0;
-    print_merged(linears);
+    print_all_merged(linears);
     for (i = 0; i < n; i++) {
+        uint64_t n_bytes = 0;
         const char *scheme = text_of(json_array_get(linears, i), "scheme");
         if (seen_before(linears, i, 0)) continue;
         begin_line(n_lines++ ? "" : "linears");
@@ -476,14 +521,15 @@ static void print_linears(const json_t *linears)
         for (j = i; j < n; j++) {
             const json_t *linear = json_array_get(linears, j);
             size_t times;
-            if (strcmp(text_of(linear, "scheme"), scheme) != 0 || seen_before(linears, j, 1))
-                continue;
+            if (strcmp(text_of(linear, "scheme"), scheme) != 0) continue;
+            n_bytes += uint_of(linear, "packed_bytes");
+            if (seen_before(linears, j, 1)) continue;
             times = count_alike(linears, j);
             printf("%s ", j == i ? "" : ",");
             out_text(stdout, times > 1 ? short_name(linear) : text_of(linear, "name"));
             if (times > 1) printf(" x %zu", times);
         }
-        putchar('\n');
+        put_bytes("; ", n_bytes, " packed\n");
     }
 }
 

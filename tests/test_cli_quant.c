@@ -144,6 +144,8 @@ static void test_inspect_mixed(void **state)
     assert_has(r.out, "context_kv: 5 shards, int8 in 4, bf16 in 1, ");
     assert_has(r.out, "linears     int8: context_proj, q_b_proj x 5, kv_a_proj_with_mqa x 4");
     assert_has(r.out, "            bf16: q_a_proj x 5, ");
+    assert_has(r.out, "            q_a: 5 shards, bf16 in 5, ");
+    assert_has(r.out, "            gate_up: 10 shards, int8 in 10, ");
     assert_has(r.out, ", layers.2.self_attn.kv_a_proj_with_mqa, "); /* the one by its name */
     assert_has(r.out, "quantization_config: compressed-tensors, ");
 }

@@ -417,35 +417,99 @@ static void test_refused(void **state)
     assert_int_equal(tmpdir_count(tiny), 2);
 }
 
-/* The tiny checkpoint with one weight changed. */
-static char *with_value(const char *name, const char *tensor, uint64_t at, uint16_t bits)
+/* The tiny checkpoint with one weight changed, and with an FP8 lm_head of its own when n_scales is not 0:
+ * codes of 1.0, each of the scales 0.5. */
+static char *with_change(const char *name, const char *tensor, uint64_t at, uint16_t bits,
+                         uint64_t n_scales)
 {
+    const uint64_t head[2] = {97, 64};
     char *dir = keep_path(name);
-    size_t n;
-    char *text;
     dspark_checkpoint *c;
     dspark_writer *w;
     synth(dir, 0, NULL);
-    text = read_whole_file(tmpdir_path(dir, "config.json"), &n);
     must(dspark_checkpoint_open(&c, tiny, &err));
     must(dspark_writer_create(&w, tmpdir_path(dir, "model.safetensors"), &err));
     for (size_t i = 0; i < dspark_checkpoint_tensor_count(c); i++) {
         const dspark_tensor *t = dspark_checkpoint_tensor(c, i);
         must(dspark_writer_declare(w, t->name, t->dtype, t->rank, t->shape, &err));
     }
+    if (n_scales) {
+        must(dspark_writer_declare(w, "lm_head.weight", DSPARK_F8_E4M3, 2, head, &err));
+        must(dspark_writer_declare(w, "lm_head.weight_scale", DSPARK_F32, 1, &n_scales, &err));
+    }
     for (size_t i = 0; i < dspark_checkpoint_tensor_count(c); i++) {
         const dspark_tensor *t = dspark_checkpoint_tensor(c, i);
         unsigned char *copy = malloc(t->n_bytes);
         assert_non_null(copy);
         memcpy(copy, t->data, t->n_bytes);
-        if (strcmp(t->name, tensor) == 0) memcpy(copy + 2 * at, &bits, 2);
+        if (tensor && strcmp(t->name, tensor) == 0) memcpy(copy + 2 * at, &bits, 2);
         must(dspark_writer_data(w, copy, t->n_bytes, &err));
         free(copy);
     }
+    if (n_scales) {
+        unsigned char codes[97 * 64];
+        const float half = 0.5f;
+        memset(codes, 0x38, sizeof codes);
+        must(dspark_writer_data(w, codes, sizeof codes, &err));
+        for (uint64_t i = 0; i < n_scales; i++) must(dspark_writer_data(w, &half, sizeof half, &err));
+    }
     must(dspark_writer_commit(w, &err));
     dspark_checkpoint_close(c);
-    free(text);
     return dir;
+}
+
+/* An lm_head of the draft's own may be quantised: it is told, counted and judged as any linear, and
+ * quantize takes it to BF16. */
+static void test_own_head(void **state)
+{
+    char *dir = with_change("head", NULL, 0, 0, 97), *bad;
+    dspark_quantize_opts o = options(DSPARK_FORMAT_INT8);
+    dspark_inspection *in;
+    dspark_model_opts parts;
+    dspark_model *model;
+    dspark_checkpoint *c;
+    const dspark_tensor *t;
+    const json_t *plan;
+    json_t *doc;
+    cli_result r;
+    (void)state;
+    must(dspark_inspect(&in, dir, NULL, &err));
+    assert_int_equal(dspark_inspection_verdict(in), DSPARK_USABLE);
+    doc = json_loads(dspark_inspection_json(in), 0, NULL);
+    assert_non_null(doc);
+    plan = json_object_get(doc, "plan");
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(plan, "read_bytes"), "lm_head")),
+                     97 * 64 + 97 * 4);
+    /* 3 panels of 48 outputs: a byte a code, an fp32 scale an output */
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(plan, "resident_bytes"), "lm_head")),
+        3 * 48 * (64 + 4));
+    json_decref(doc);
+    dspark_inspection_free(in);
+    r = run_cli("inspect %s", dir);
+    assert_non_null(strstr(r.out, "lm_head 9.8 KB as fp8_channel"));
+    dspark_model_opts_init(&parts);
+    parts.parts = DSPARK_PART_BLOCK;
+    must(dspark_model_open(&model, dir, &parts, &err)); /* no target: both are the draft's own */
+    dspark_model_close(model);
+    must(dspark_quantize(dir, in_root("h"), &o, &err));
+    must(dspark_checkpoint_open(&c, in_root("h"), &err));
+    assert_null(dspark_checkpoint_find(c, "lm_head.weight_scale"));
+    t = dspark_checkpoint_find(c, "lm_head.weight");
+    assert_non_null(t);
+    assert_int_equal(t->dtype, DSPARK_BF16);
+    for (size_t i = 0; i < t->n_elements; i++)
+        assert_memory_equal((const char *)t->data + 2 * i, "\x00\x3f", 2);
+    dspark_checkpoint_close(c);
+    tmpdir_remove(in_root("h"));
+    bad = with_change("badhead", NULL, 0, 0, 5);
+    r = run_cli("inspect %s", bad);
+    assert_int_equal(r.code, 3);
+    assert_non_null(strstr(r.out, "lm_head.weight_scale"));
+    tmpdir_remove(dir);
+    tmpdir_remove(bad);
+    free(dir);
+    free(bad);
 }
 
 static void test_not_finite(void **state)
@@ -453,7 +517,7 @@ static void test_not_finite(void **state)
     static const uint16_t bad[] = {0x7fc0, 0x7f80, 0xff80};
     (void)state;
     for (size_t i = 0; i < 3; i++) {
-        char *dir = with_value("nan", "layers.2.mlp.down_proj.weight", 128 * 40 + 7, bad[i]);
+        char *dir = with_change("nan", "layers.2.mlp.down_proj.weight", 128 * 40 + 7, bad[i], 0);
         for (dspark_format f = DSPARK_FORMAT_FP8_TENSOR; f <= DSPARK_FORMAT_INT4; f++) {
             dspark_quantize_opts o = options(f);
             assert_int_equal(dspark_quantize(dir, in_root("x"), &o, &err), DSPARK_ENONFINITE);
@@ -675,7 +739,7 @@ int main(void)
         cmocka_unit_test(test_refused),      cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_reads_back),
         cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_command),
-        cmocka_unit_test(test_synth_format),
+        cmocka_unit_test(test_synth_format), cmocka_unit_test(test_own_head),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -148,12 +148,12 @@ static int check_extra(checker *k, size_t i, const dspark__name *n)
     if (!is_plain(
             n)) { /* judged once: with the weight, or with the first that is there without it */
         if (dspark__file_module_part(m, "weight") || m->parts[0].tensor != t) return 1;
-        return judge_module(k, i, n->canonical, 0);
+        return judge_module(k, i, n->canonical, target == DSPARK__T_LM_HEAD);
     }
     if (target == DSPARK__T_LM_HEAD) {
         uint64_t shape[2] = {c->vocab_size, c->hidden_size};
         if (bias) return 0;
-        if (judge_module(k, i, n->canonical, 0)) return 1;
+        if (judge_module(k, i, n->canonical, 1)) return 1;
         check_shape(k, t, 2, shape,
                     t->rank == 2 && t->shape[0] < shape[0]
                         ? "; a smaller draft vocabulary would need a d2t map, which is not served"

@@ -33,7 +33,7 @@
  *                     context KV's, without the last three; block: layers and heads; both null in a
  *                     context-only checkpoint
  *     resident_bytes  {context_proj, context_kv, norms, total, q_a, block, lm_head}: packed panels; the
- *                     same; lm_head as BF16, whoever's it is
+ *                     same; lm_head of the target's as BF16
  *     cache_bytes_per_token {bf16, fp8_e4m3, fp8_e5m2, fp8_ds_mla}: over all layers, null: no fit
  *     workspace       [{n_threads, max_tokens, bytes}]: default options, one thread and all
  *   deep          {bytes, nonfinite, tensors_with_nonfinite, zero_rows}; null unless deep */

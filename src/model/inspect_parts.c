@@ -311,7 +311,7 @@ static void put_bytes(const dspark__config_doc *doc, const dspark__quant_modules
     const uint64_t norms =
         ((c->fc_norm ? taps : 0) + h + (uint64_t)c->n_layers * c->kv_lora_rank) * 2;
     uint64_t proj = 0, kv_a = 0, q_a = 0, packed_proj = 0, packed_kv = 0, packed_q = 0;
-    uint64_t block = 0, packed_block = 0;
+    uint64_t block = 0, packed_block = 0, head = 0, packed_head = 0;
     json_t *read = json_object(), *resident = json_object();
     char name[64];
 
@@ -328,8 +328,9 @@ static void put_bytes(const dspark__config_doc *doc, const dspark__quant_modules
     dspark__inspect_put(oom, read, "total", dspark__inspect_u64(proj + kv_a + norms));
     dspark__inspect_put(oom, read, "q_a", dspark__inspect_u64(q_a));
     if (!doc->context_only) add_block(c, linears, &block, &packed_block);
+    add_linear(linears, "lm_head", c->vocab_size, h, &head, &packed_head);
     dspark__inspect_put(oom, read, "block", known_bytes(doc, block));
-    dspark__inspect_put(oom, read, "lm_head", known_bytes(doc, (uint64_t)c->vocab_size * h * 2));
+    dspark__inspect_put(oom, read, "lm_head", known_bytes(doc, head));
     dspark__inspect_put(oom, plan, "read_bytes", read);
     dspark__inspect_put(oom, resident, "context_proj", dspark__inspect_u64(packed_proj));
     dspark__inspect_put(oom, resident, "context_kv", dspark__inspect_u64(packed_kv));
@@ -338,7 +339,7 @@ static void put_bytes(const dspark__config_doc *doc, const dspark__quant_modules
                         dspark__inspect_u64(packed_proj + packed_kv + norms));
     dspark__inspect_put(oom, resident, "q_a", dspark__inspect_u64(packed_q));
     dspark__inspect_put(oom, resident, "block", known_bytes(doc, packed_block));
-    dspark__inspect_put(oom, resident, "lm_head", known_bytes(doc, bf16_bytes(c->vocab_size, h)));
+    dspark__inspect_put(oom, resident, "lm_head", known_bytes(doc, packed_head));
     dspark__inspect_put(oom, plan, "resident_bytes", resident);
 }
 

@@ -125,6 +125,12 @@ dspark_status dspark__quant_modules_make(dspark__quant_modules *out, const dspar
         e->k = roster[i].shape[1];
         out->n++;
     }
+    if (!doc->context_only) { /* no config demands it: a draft may bring its own */
+        dspark__quant_module *e = &out->list[out->n++];
+        snprintf(e->name, sizeof e->name, "lm_head");
+        e->rows = doc->config.vocab_size;
+        e->k = doc->config.hidden_size;
+    }
     if ((st = gather(out, ckpt, &doc->config, err)) != DSPARK_OK) goto fail;
     for (size_t i = 0; i < out->n; i++)
         if ((st = judge(&out->list[i], ckpt, q, err)) != DSPARK_OK) goto fail;

@@ -24,10 +24,10 @@ typedef struct dspark__quant_module {
 
 typedef struct dspark__quant_modules {
     size_t n;
-    dspark__quant_module *list; /* in roster order */
+    dspark__quant_module *list; /* in roster order, then lm_head */
 } dspark__quant_modules;
 
-/* Look at all linears of the roster of `doc`. What is wrong with one of them is said in its `why`,
+/* Look at all linears of the roster of `doc`, and at an lm_head of the draft's own. What is wrong with one of them is said in its `why`,
  * not returned: DSPARK_ENOMEM, DSPARK_EIO and the like are. q may be NULL. */
 dspark_status dspark__quant_modules_make(dspark__quant_modules *out, const dspark_checkpoint *ckpt,
                                          const dspark__config_doc *doc,

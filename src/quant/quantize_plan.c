@@ -329,7 +329,7 @@ static void number_shards(dspark__quantize_plan *p)
 dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *path,
                                          const dspark_quantize_opts *opts, dspark_error *err)
 {
-    dspark__roster_entry *roster = NULL;
+    dspark__roster_entry *roster = NULL, own_head;
     dspark__encoder probe;
     patterns pats = {NULL, 0, 0};
     size_t n_roster = 0, n_quantised = 0;
@@ -352,6 +352,10 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
     if (st != DSPARK_OK) goto done;
     st = dspark__roster_make(&roster, &n_roster, &p->doc->config, p->doc->context_only, err);
     if (st != DSPARK_OK) goto done;
+    memset(&own_head, 0, sizeof own_head);
+    own_head.rank = 2;
+    own_head.shape[0] = p->doc->config.vocab_size;
+    own_head.shape[1] = p->doc->config.hidden_size;
     p->list = calloc(p->modules.n + 1, sizeof *p->list);
     if (!p->list) {
         st = dspark__fail_nomem(err, "the plan", p->modules.n * sizeof *p->list);
@@ -363,6 +367,7 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
         const dspark__roster_entry *entry;
         m->file = &p->modules.list[i];
         entry = entry_of(roster, n_roster, m->file, &p->doc->config, &target);
+        if (!entry && target == DSPARK__T_LM_HEAD) entry = &own_head; /* no roster has it */
         if ((st = plan_module(p, m, entry, target, opts, &pats, err)) != DSPARK_OK) goto done;
         n_quantised += m->kind == DSPARK__QM_QUANTISE ||
                        (m->kind == DSPARK__QM_DENSE && opts->format == DSPARK_FORMAT_BF16);
