@@ -119,7 +119,7 @@ static int write_quantised(const synth_args *a)
     opts.format = quantize_format(a->format);
     opts.group_size = (uint32_t)a->group_size;
     code = write_plain(a, plain);
-    if (code == EXIT_OK) code = quantize_run(plain, a->out, &opts, 0, 1);
+    if (code == EXIT_OK) code = quantize_run(plain, a->out, &opts, 0, 1, 0);
     remove_folder(plain);
     return code;
 }

@@ -671,6 +671,46 @@ static void test_no_memory(void **state)
 
 /* ---- the command ---- */
 
+/* What quantising does to entries: a 4-bit weight costs more than rounding, in every layer and part; the
+ * way back to BF16 changes little. Not with --no-compare. */
+static void check_compared(void)
+{
+    static const struct {
+        const char *args;
+        double least, most; /* rms of the result, relative to that of the source */
+    } cases[] = {{"c --format nvfp4", 10, 200}, {"c --format fp8", 2, 30}, {"c --format bf16", 0.9, 2.5}};
+    char args[300];
+    json_t *doc;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const json_t *layers;
+        snprintf(args, sizeof args, "quantize %s %s --json", i < 2 ? tiny : "q", cases[i].args);
+        doc = json_loads(run_cli("%s", args).out, 0, NULL);
+        assert_non_null(doc);
+        layers = json_object_get(json_object_get(doc, "context_entries"), "layers");
+        assert_int_equal(json_array_size(layers), 10);
+        for (size_t l = 0; l < 10; l++) {
+            const json_t *part = json_array_get(layers, l);
+            double rms = json_number_value(json_object_get(part, "rms_rel"));
+            double source = json_number_value(json_object_get(part, "source_rms_rel"));
+            assert_int_equal(json_integer_value(json_object_get(part, "layer")), l / 2);
+            assert_string_equal(json_string_value(json_object_get(part, "part")),
+                                l % 2 ? "rope_key" : "latent");
+            assert_true(json_number_value(json_object_get(part, "max_abs")) > 0);
+            if (!(rms >= cases[i].least * source && rms <= cases[i].most * source))
+                fail_msg("%s: layer %zu: %g, source %g", args, l, rms, source);
+        }
+        json_decref(doc);
+        snprintf(args, sizeof args, "%s/c", cli_folder());
+        tmpdir_remove(args);
+    }
+    snprintf(args, sizeof args, "quantize %s c --format int8 --no-compare", tiny);
+    assert_null(strstr(run_cli("%s", args).out, "Context entries"));
+    snprintf(args, sizeof args, "quantize %s d --format int8 --no-compare --json", tiny);
+    doc = json_loads(run_cli("%s", args).out, 0, NULL);
+    assert_true(json_is_null(json_object_get(doc, "context_entries")));
+    json_decref(doc);
+}
+
 static void test_command(void **state)
 {
     cli_result r = run_cli("quantize %s q --format nvfp4", tiny);
@@ -680,6 +720,8 @@ static void test_command(void **state)
     assert_non_null(strstr(r.out, "layers.3.self_attn.kv_a_proj_with_mqa"));
     assert_non_null(strstr(r.out, "36 modules in nvfp4 (compressed-tensors, absmax scales), read back equal"));
     assert_non_null(strstr(r.out, "saved"));
+    assert_non_null(strstr(r.out, "Context entries of 8 synthetic rows"));
+    assert_non_null(strstr(r.out, "  4      rope key "));
     assert_string_equal(r.err, "");
     r = run_cli("quantize %s q --format int8", tiny);
     assert_int_equal(r.code, 2);
@@ -692,7 +734,9 @@ static void test_command(void **state)
     assert_non_null(doc);
     assert_int_equal(json_array_size(json_object_get(doc, "modules")), 36);
     assert_string_equal(json_string_value(json_object_get(doc, "format")), "bf16");
+    assert_true(json_is_object(json_object_get(doc, "context_entries")));
     json_decref(doc);
+    check_compared();
     r = run_cli("quantize %s o --format mxfp4 --scales mse --layout modelopt", tiny);
     assert_int_equal(r.code, 2);
     r = run_cli("quantize %s o --format nvfp4 --ignore nothing", tiny);
