@@ -11,6 +11,7 @@
 #include "out.h"
 #include "progress.h"
 #include "quantize.h"
+#include "synth_schemes.h"
 
 typedef struct synth_args {
     const char *out;
@@ -19,7 +20,10 @@ typedef struct synth_args {
     uint64_t seed;
     uint64_t shard_bytes;
     int context_only;
-    int format, format_given;
+    const char *format;             /* NULL: bf16 */
+    const synth_scheme *scheme;     /* that quantize does not write */
+    dspark_format quantised;        /* that it writes; NONE: bf16 or a scheme of the above */
+    dspark_layout layout;
     uint64_t group_size;
     const char *dump;
     const char *checkpoint;
@@ -102,6 +106,38 @@ static void remove_folder(const char *path)
     rmdir(path);
 }
 
+/* --format F: one of quantize's names, those with ModelOpt's layout, or a scheme of synth_schemes.h. */
+static int find_format(synth_args *a)
+{
+    size_t i;
+    if (!a->format) return 1;
+    if (strcmp(a->format, "nvfp4-modelopt") == 0 || strcmp(a->format, "fp8-modelopt") == 0) {
+        a->layout = DSPARK_LAYOUT_MODELOPT;
+        a->quantised = a->format[0] == 'n' ? DSPARK_FORMAT_NVFP4 : DSPARK_FORMAT_FP8_TENSOR;
+        return 1;
+    }
+    for (i = 0; quantize_formats[i]; i++) {
+        if (strcmp(a->format, quantize_formats[i]) != 0) continue;
+        a->quantised = quantize_format((int)i);
+        if (a->quantised == DSPARK_FORMAT_BF16) a->quantised = DSPARK_FORMAT_NONE;
+        return 1;
+    }
+    a->scheme = synth_scheme_find(a->format);
+    return a->scheme != NULL;
+}
+
+static int complain_format(const args_command *command, const char *format)
+{
+    char names[600];
+    size_t n = 0, i;
+    for (i = 0; quantize_formats[i]; i++)
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s, ", quantize_formats[i]);
+    for (i = 0; synth_scheme_name(i); i++)
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s, ", synth_scheme_name(i));
+    return args_complain(command, "--format: '%s' is none of %sfp8-modelopt, nvfp4-modelopt", format,
+                         names);
+}
+
 /* The plain checkpoint lies beside OUT until it has been quantised. */
 static int write_quantised(const synth_args *a)
 {
@@ -116,17 +152,25 @@ static int write_quantised(const synth_args *a)
     if (!mkdtemp(plain))
         return out_error(EXIT_INTERNAL, "no temporary folder beside OUT: %s", strerror(errno));
     dspark_quantize_opts_init(&opts);
-    opts.format = quantize_format(a->format);
+    opts.format = a->quantised;
+    opts.layout = a->layout;
     opts.group_size = (uint32_t)a->group_size;
     code = write_plain(a, plain);
-    if (code == EXIT_OK) code = quantize_run(plain, a->out, &opts, 0, 1, 0);
+    if (code == EXIT_OK && a->scheme) {
+        dspark_error err = {0};
+        dspark_status st =
+            synth_scheme_write(a->scheme, plain, a->out, (uint32_t)a->group_size, &err);
+        if (st != DSPARK_OK) code = out_fail(st, &err);
+    } else if (code == EXIT_OK) {
+        code = quantize_run(plain, a->out, &opts, 0, 1, 0);
+    }
     remove_folder(plain);
     return code;
 }
 
 static int write_checkpoint(const synth_args *a)
 {
-    const int plain = !a->format_given || quantize_format(a->format) == DSPARK_FORMAT_BF16;
+    const int plain = !a->scheme && a->quantised == DSPARK_FORMAT_NONE;
     const int code = plain ? write_plain(a, a->out) : write_quantised(a);
     return code == EXIT_OK ? report_file("checkpoint", a->out, a->seed, a->json) : code;
 }
@@ -173,11 +217,15 @@ int command_synth(int argc, char **argv)
          "cut into shards of at most BYTES, for example 1G (default: one file)", 1, 0, NULL, NULL},
         {"context-only", ARGS_FLAG, &a.context_only, NULL,
          "only the tensors that context KV needs", 0, 0, NULL, NULL},
-        {"format", ARGS_CHOICE, &a.format, NULL,
-         "quantise the weights, as dspark quantize does (default bf16)", 0, 0, quantize_formats,
-         &a.format_given},
+        {"format", ARGS_TEXT, &a.format, "F",
+         "quantise the weights (default bf16): what dspark quantize writes,\n"
+         "fp8-modelopt and nvfp4-modelopt, and what is only read:\n"
+         "fp8-group, fp8-deepseek, fp8-quark, fp8-fnuz, fp8-e5m2,\n"
+         "int8-packed, int4-asym, int4-gidx, int3, int5, int6, int7\n"
+         "and those four with -old, the layout before 0.18", 0, 0, NULL, NULL},
         {"group-size", ARGS_UINT, &a.group_size, "N",
-         "with --format int4: weights that share a scale (default 128)", 8, 1u << 20, NULL, NULL},
+         "with groups of integers or fp8-group: weights that share a\n"
+         "scale (default 128 for int4, else 32)", 8, 1u << 20, NULL, NULL},
         {"dump", ARGS_TEXT, &a.dump, "FILE",
          "write a hidden-state dump instead; needs --for and --tokens", 0, 0, NULL, NULL},
         {"for", ARGS_TEXT, &a.checkpoint, "CKPT", "the checkpoint that the dump is for", 0, 0,
@@ -202,7 +250,7 @@ int command_synth(int argc, char **argv)
     if (code != ARGS_RUN) goto done;
     if (a.dump) {
         if (a.out || a.preset || a.settings.n || a.shard_bytes || a.context_only ||
-            a.format_given || a.group_size)
+            a.format || a.group_size)
             code = args_complain(&command, "--dump writes a dump only: it goes with --for, "
                                  "--tokens, --seed and --json");
         else if (!a.checkpoint || !a.n_tokens)
@@ -218,9 +266,15 @@ int command_synth(int argc, char **argv)
     } else if (!a.preset) {
         code = args_complain(&command, "--preset is missing; presets are kimi-k3, kimi-k3-block5, "
                              "kimi-k3.1-pro, lightseek, tiny");
-    } else if (a.group_size &&
-               (!a.format_given || quantize_format(a.format) != DSPARK_FORMAT_INT4)) {
-        code = args_complain(&command, "--group-size goes with --format int4");
+    } else if (!find_format(&a)) {
+        code = complain_format(&command, a.format);
+    } else if (a.group_size && a.quantised != DSPARK_FORMAT_INT4 &&
+               !(a.scheme && synth_scheme_has_groups(a.scheme))) {
+        code = args_complain(&command, "--group-size goes with formats whose scales serve a group: int4, "
+                             "fp8-group and the other integers");
+    } else if (a.scheme && a.shard_bytes) {
+        code = args_complain(&command, "--shard-size does not go with --format %s: it is one file",
+                             a.format);
     } else {
         code = write_checkpoint(&a);
     }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 #include <jansson.h>
+#include <math.h>
 
 #include "dspark/dspark.h"
 #include "support/run_cli.h"
@@ -150,6 +151,91 @@ static void test_inspect_mixed(void **state)
     assert_has(r.out, "quantization_config: compressed-tensors, ");
 }
 
+/* ---- what synth writes ---- */
+
+static double bf16_at(const dspark_tensor *t, uint64_t i)
+{
+    uint16_t half;
+    uint32_t word;
+    float f;
+    memcpy(&half, (const char *)t->data + 2 * i, sizeof half);
+    word = (uint32_t)half << 16;
+    memcpy(&f, &word, sizeof f);
+    return f;
+}
+
+/* Error of all weights of two BF16 checkpoints of the test folder, relative to a's. */
+static double distance(const char *a, const char *b)
+{
+    dspark_checkpoint *x, *y;
+    double errors = 0, squares = 0;
+    char path[800];
+    snprintf(path, sizeof path, "%s/%s", cli_folder(), a);
+    assert_int_equal(dspark_checkpoint_open(&x, path, NULL), DSPARK_OK);
+    snprintf(path, sizeof path, "%s/%s", cli_folder(), b);
+    assert_int_equal(dspark_checkpoint_open(&y, path, NULL), DSPARK_OK);
+    assert_int_equal(dspark_checkpoint_tensor_count(x), dspark_checkpoint_tensor_count(y));
+    for (size_t t = 0; t < dspark_checkpoint_tensor_count(x); t++) {
+        const dspark_tensor *from = dspark_checkpoint_tensor(x, t);
+        const dspark_tensor *to = dspark_checkpoint_find(y, from->name);
+        assert_non_null(to);
+        assert_int_equal(from->n_bytes, to->n_bytes);
+        for (uint64_t i = 0; strstr(from->name, "proj.weight") && i < from->n_elements; i++) {
+            errors += pow(bf16_at(from, i) - bf16_at(to, i), 2);
+            squares += pow(bf16_at(from, i), 2);
+        }
+    }
+    dspark_checkpoint_close(x);
+    dspark_checkpoint_close(y);
+    return sqrt(errors / squares);
+}
+
+/* Every scheme that is read can be written, is detected as itself and means the weights it was made of. */
+static void test_synth_schemes(void **state)
+{
+    static const struct {
+        const char *format, *scheme;
+        double least, most; /* error of the weights */
+    } cases[] = {
+        {"fp8-modelopt", "fp8_tensor", 0.01, 0.05},   {"nvfp4-modelopt", "nvfp4_modelopt", 0.05, 0.15},
+        {"fp8-group", "fp8_group", 0.01, 0.05},       {"fp8-deepseek", "fp8_block", 0.01, 0.05},
+        {"fp8-quark", "fp8_channel", 0.01, 0.05},     {"fp8-fnuz", "fp8_channel", 0.01, 0.05},
+        {"fp8-e5m2", "fp8_tensor", 0.03, 0.1},        {"int8-packed", "int_packed", 0.001, 0.01},
+        {"int4-asym", "int_packed", 0.03, 0.15},      {"int4-gidx", "int_packed", 0.03, 0.15},
+        {"int3", "int_packed", 0.1, 0.25},            {"int3-old", "int_packed", 0.1, 0.25},
+        {"int5", "int_packed", 0.02, 0.08},           {"int5-old", "int_packed", 0.02, 0.08},
+        {"int6", "int_packed", 0.01, 0.04},           {"int6-old", "int_packed", 0.01, 0.04},
+        {"int7", "int_packed", 0.003, 0.02},          {"int7-old", "int_packed", 0.003, 0.02},
+    };
+    char line[120];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double error;
+        cli_result r = run_cli("synth s%zu --preset tiny --format %s", i, cases[i].format);
+        assert_int_equal(r.code, 0);
+        r = run_cli("inspect s%zu", i);
+        assert_int_equal(r.code, 0);
+        snprintf(line, sizeof line, "context_kv: 5 shards, %s in 5, ", cases[i].scheme);
+        assert_has(r.out, line);
+        assert_int_equal(run_cli("quantize s%zu b%zu --format bf16 --no-compare", i, i).code, 0);
+        snprintf(line, sizeof line, "b%zu", i);
+        error = distance("tiny", line);
+        if (!(error >= cases[i].least && error <= cases[i].most))
+            fail_msg("%s: the weights are off by %g", cases[i].format, error);
+        assert_int_equal(run_cli("compare s%zu --tokens 2", i).code, 0);
+    }
+    /* what cannot be leaves nothing behind */
+    cli_result r = run_cli("synth wrong --preset tiny --format int9");
+    assert_int_equal(r.code, 2);
+    assert_has(r.err, "int4-gidx");
+    assert_int_equal(run_cli("synth wrong --preset tiny --format int3 --group-size 40").code, 4);
+    assert_int_equal(run_cli("synth wrong --preset tiny --format fp8-quark --group-size 32").code, 2);
+    assert_int_equal(run_cli("synth wrong --preset tiny --format int3 --shard-size 9000").code, 2);
+    assert_false(folder_has("wrong"));
+    assert_int_equal(run_cli("synth tiny --preset tiny --format int3").code, 2); /* there already */
+    assert_false(folder_has("tiny.int3"));
+}
+
 /* ---- vLLM's merge ---- */
 
 static void check_parts(const json_t *doc, int has_differences)
@@ -245,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_every_format),
         cmocka_unit_test(test_fp8_is_fp8_channel),
         cmocka_unit_test(test_inspect_mixed),
+        cmocka_unit_test(test_synth_schemes),
         cmocka_unit_test(test_compare_vllm),
         cmocka_unit_test(test_context_vllm),
     };
