@@ -19,6 +19,7 @@
 #define LISTED_MOST 0.4
 #define SAMPLE_LEAST 32u /* units of a matrix that is worth a sample */
 #define FEW_PANELS 64u
+#define MOST_EARLY 3u /* panels of a row that are read before the list */
 
 /* One panel that has to be read for one sequence, and what was found in it. */
 typedef struct wanted {
@@ -34,7 +35,8 @@ typedef struct search {
     dspark__greedy_row *rows;
     uint32_t n_rows, n_panels;
     dspark__bound_panels calls[DSPARK__GREEDY_ROWS];
-    float floor[DSPARK__GREEDY_ROWS];  /* a number that the largest is not below */
+    float floor[DSPARK__GREEDY_ROWS];  /* the largest found so far: a number that the largest is not below */
+    uint32_t early[DSPARK__GREEDY_ROWS][MOST_EARLY], n_early[DSPARK__GREEDY_ROWS]; /* panels read already */
     float *upper;                      /* [n_rows][n_panels] */
     wanted *list;
     size_t n_list, n_workers;
@@ -99,14 +101,52 @@ static void read_list(search *s)
     dspark__threads_run(s->h->threads, read_task, s, s->n_workers);
 }
 
+/* What was found in the list's panels: the largest, the lowest index of equals. */
+static void take_found(search *s)
+{
+    for (size_t i = 0; i < s->n_list; i++) {
+        const wanted *w = &s->list[i];
+        dspark__greedy_row *row = &s->rows[w->row];
+        const size_t token = (size_t)w->panel * DSPARK__PANEL + w->at;
+        if (row->token != DSPARK__NO_ARGMAX && !(w->value > s->floor[w->row]) &&
+            !(w->value == s->floor[w->row] && token < row->token))
+            continue;
+        row->token = token;
+        s->floor[w->row] = w->value;
+    }
+}
+
+static void count_reads(search *s)
+{
+    dspark_draft_times *t = s->h->times;
+    const dspark__shard *shard = &s->w2->shards[0];
+    size_t n_panels = 0;
+    for (size_t i = 0; i < s->n_list; i++) {
+        t->markov_rows_read += panel_rows(s, s->list[i].panel);
+        n_panels += i == 0 || s->list[i].panel != s->list[i - 1].panel;
+    }
+    t->markov_bytes += n_panels * (shard->bytes / shard->n_panels);
+}
+
+static int is_read(const search *s, uint32_t row, uint32_t panel)
+{
+    for (uint32_t i = 0; i < s->n_early[row]; i++)
+        if (s->early[row][i] == panel) return 1;
+    return 0;
+}
+
 /* Read one panel of each row now, so that its largest becomes a floor. */
 static void raise_floors(search *s, const uint32_t *panels)
 {
-    s->n_list = s->n_rows;
-    for (uint32_t r = 0; r < s->n_rows; r++) s->list[r] = (wanted){.panel = panels[r], .row = r};
+    s->n_list = 0;
+    for (uint32_t r = 0; r < s->n_rows; r++) {
+        if (is_read(s, r, panels[r])) continue;
+        s->list[s->n_list++] = (wanted){.panel = panels[r], .row = r};
+        s->early[r][s->n_early[r]++] = panels[r];
+    }
     read_list(s);
-    for (uint32_t r = 0; r < s->n_rows; r++)
-        if (s->list[r].value > s->floor[r]) s->floor[r] = s->list[r].value;
+    count_reads(s);
+    take_found(s);
 }
 
 /* ---- bounds of all panels ---- */
@@ -212,6 +252,7 @@ static int start(search *s, const dspark__heads *h, dspark__greedy_row *rows, ui
     at += (size_t)n * s->n_panels * sizeof(float);
     for (uint32_t r = 0; r < n; r++, at += dspark__markov_bound_width(s->bound->rank)) {
         s->floor[r] = -INFINITY;
+        rows[r].token = DSPARK__NO_ARGMAX;
         if (!dspark__markov_bound_vector(s->bound, rows[r].input, scale, (int8_t *)at, &s->calls[r]))
             return 0;
     }
@@ -221,50 +262,19 @@ static int start(search *s, const dspark__heads *h, dspark__greedy_row *rows, ui
     return 1;
 }
 
-/* Every panel that may hold the largest, panel by panel, so that what several sequences want is read
+/* Every further panel that may hold the largest, panel by panel, so that what several sequences want is read
  * together. */
 static void list_wanted(search *s)
 {
     s->n_list = 0;
     for (uint32_t p = 0; p < s->n_panels; p++)
         for (uint32_t r = 0; r < s->n_rows; r++)
-            if (s->upper[(size_t)r * s->n_panels + p] >= s->floor[r])
+            if (s->upper[(size_t)r * s->n_panels + p] >= s->floor[r] && !is_read(s, r, p))
                 s->list[s->n_list++] = (wanted){.panel = p, .row = r};
 }
 
-/* From the first panel to the last: an equal later one does not win. */
-static void take_tokens(search *s)
-{
-    float best[DSPARK__GREEDY_ROWS];
-    for (uint32_t r = 0; r < s->n_rows; r++) s->rows[r].token = DSPARK__NO_ARGMAX;
-    for (size_t i = 0; i < s->n_list; i++) {
-        const wanted *w = &s->list[i];
-        dspark__greedy_row *row = &s->rows[w->row];
-        if (row->token != DSPARK__NO_ARGMAX && !(w->value > best[w->row])) continue;
-        row->token = (size_t)w->panel * DSPARK__PANEL + w->at;
-        best[w->row] = w->value;
-    }
-}
-
-/* One panel of each row was read for each of n_early floors, then the list. */
-static void count_reads(search *s, size_t n_early)
-{
-    dspark_draft_times *t = s->h->times;
-    const dspark__shard *shard = &s->w2->shards[0];
-    const uint64_t all = (uint64_t)shard->rows * s->n_rows;
-    uint64_t bounded = (uint64_t)atomic_load(&s->bounded) * DSPARK__PANEL;
-    size_t n_panels = n_early * s->n_rows;
-    for (size_t i = 0; i < s->n_list; i++) {
-        t->markov_rows_read += panel_rows(s, s->list[i].panel);
-        n_panels += i == 0 || s->list[i].panel != s->list[i - 1].panel;
-    }
-    t->markov_rows_read += (uint64_t)n_early * s->n_rows * DSPARK__PANEL;
-    t->markov_rows_bounded += bounded < all ? bounded : all;
-    t->markov_bytes += atomic_load(&s->bytes) + n_panels * (shard->bytes / shard->n_panels);
-}
-
 /* Floors, then the panels that reach them. 0: too many do; *hopeless = 1 when that was found out late. */
-static int list_candidates(search *s, size_t *n_early, int *hopeless)
+static int list_candidates(search *s, int *hopeless)
 {
     uint32_t panels[DSPARK__GREEDY_ROWS];
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -273,13 +283,11 @@ static int list_candidates(search *s, size_t *n_early, int *hopeless)
         panels[r] = (uint32_t)(at / DSPARK__PANEL);
     }
     raise_floors(s, panels);
-    *n_early = 1;
     for (int sampling = 1; sampling >= 0; sampling--) {
         if (!sampling && s->n_panels < SAMPLE_LEAST * UNIT_PANELS) break; /* all were looked at */
         bound_all(s, sampling);
         best_panels(s, panels);
         raise_floors(s, panels);
-        ++*n_early;
         const int all = !sampling || s->n_panels < SAMPLE_LEAST * UNIT_PANELS;
         if (s->n_panels > FEW_PANELS && reaching_floors(s) > (all ? LISTED_MOST : SAMPLE_MOST)) {
             *hopeless = all;
@@ -293,14 +301,15 @@ static int list_candidates(search *s, size_t *n_early, int *hopeless)
 int dspark__greedy_tokens(const dspark__heads *h, dspark__greedy_row *rows, uint32_t n, int *hopeless)
 {
     search s;
-    size_t n_early = 0;
     if (!start(&s, h, rows, n)) return 0;
-    int found = list_candidates(&s, &n_early, hopeless);
-    if (!found) s.n_list = 0;
-    if (found) {
-        read_list(&s);
-        take_tokens(&s);
-    }
-    count_reads(&s, n_early);
-    return found;
+    const int found = list_candidates(&s, hopeless);
+    const uint64_t all = (uint64_t)s.w2->shards[0].rows * n;
+    const uint64_t bounded = (uint64_t)atomic_load(&s.bounded) * DSPARK__PANEL;
+    h->times->markov_rows_bounded += bounded < all ? bounded : all; /* the last panel may be cut */
+    h->times->markov_bytes += atomic_load(&s.bytes);
+    if (!found) return 0;
+    read_list(&s);
+    count_reads(&s);
+    take_found(&s);
+    return 1;
 }
