@@ -7,6 +7,7 @@ int command_synth(int argc, char **argv);
 int command_context(int argc, char **argv);
 int command_compare(int argc, char **argv);
 int command_quantize(int argc, char **argv);
+int command_pack(int argc, char **argv);
 int command_draft(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);

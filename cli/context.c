@@ -16,6 +16,7 @@
 
 typedef struct context_args {
     const char *checkpoint;
+    const char *prepacked;
     const char *taps;
     const char *out;
     const char *states_out;
@@ -125,6 +126,7 @@ static int check_output(const args_command *command, const context_args *a)
     for (i = 0; i < 2; i++) {
         const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
         if (!why && paths[i]) why = out_refuse_target(paths[i], a->taps);
+        if (!why && paths[i] && a->prepacked) why = out_refuse_target(paths[i], a->prepacked);
         if (why)
             return args_complain(command, "--%sout: '%s' %s", i ? "states-" : "", paths[i], why);
     }
@@ -159,6 +161,7 @@ static dspark_status open_model(context_job *job, dspark_error *err)
     if (job->args->path == DSPARK_PATH_FULL) opts.parts |= DSPARK_PART_Q_A;
     opts.n_threads = (uint32_t)job->args->n_threads;
     opts.vllm_compat = job->args->vllm_compat;
+    opts.prepacked = job->args->prepacked;
     opts.progress = progress_update;
     opts.progress_user = &bar;
     progress_start(&bar, "packing", PROGRESS_BYTES);
@@ -682,6 +685,8 @@ int command_context(int argc, char **argv)
          "position of the dump's first row (default 0, or what\nthe dump's own positions say)", 0,
          INT64_MAX,
          NULL, &a.start_given},
+        {"prepacked", ARGS_TEXT, &a.prepacked, "FILE",
+         "map packed weights from FILE (see dspark pack)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL, "instruction set; same bits (default auto)", 0, 0,

@@ -24,6 +24,8 @@ void drafting_options(args_option to[DRAFTING_OPTIONS], drafting_args *a)
         {"target", ARGS_TEXT, &a->target, "DIR",
          "the target's checkpoint: its embedding and LM head are\nborrowed (the draft's own win)", 0, 0,
          NULL, NULL},
+        {"prepacked", ARGS_TEXT, &a->prepacked, "FILE",
+         "map packed weights from FILE (see dspark pack)", 0, 0, NULL, NULL},
         {"cache-dtype", ARGS_CHOICE, &a->cache_dtype, NULL,
          "format of the context's entries (default bf16)", 0, 0, args_cache_choices, NULL},
         {"tile-scale", ARGS_CHOICE, &a->tile_scale, NULL,
@@ -69,6 +71,7 @@ static dspark_status open_model(drafting *d, dspark_error *err)
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_BLOCK;
     opts.target = a->target;
+    opts.prepacked = a->prepacked;
     opts.n_threads = (uint32_t)a->n_threads;
     opts.progress = progress_update;
     opts.progress_user = &bar;

@@ -9,6 +9,7 @@
 typedef struct drafting_args {
     const char *checkpoint;
     const char *target;
+    const char *prepacked;
     int cache_dtype;
     int tile_scale;
     int tile_given;
@@ -24,7 +25,7 @@ typedef struct drafting_args {
 } drafting_args;
 
 /* The options of all these fields (without checkpoint); `to` has room for DRAFTING_OPTIONS. */
-#define DRAFTING_OPTIONS 12
+#define DRAFTING_OPTIONS 13
 void drafting_options(args_option to[DRAFTING_OPTIONS], drafting_args *a);
 void drafting_defaults(drafting_args *a);
 /* ARGS_RUN, or 2 after a complaint about options that contradict each other. */

@@ -18,6 +18,7 @@ static const command commands[] = {
     {"context", command_context, "turn a hidden-state dump into every layer's cache"},
     {"compare", command_compare, "prove the paths equal bit for bit, or compare two files of caches"},
     {"quantize", command_quantize, "write a checkpoint with quantised weights, and prove it"},
+    {"pack", command_pack, "write a checkpoint's packed weights as one file to be mapped"},
     {"draft", command_draft, "draft blocks of tokens from a hidden-state dump"},
     {"eval", command_eval, "measure offline how many drafts the target accepts"},
     {"bench", command_bench, "time the one pass, what it replaces, and the machine's limits"},

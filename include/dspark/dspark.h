@@ -308,17 +308,32 @@ typedef struct dspark_model_opts {
     const char *target;         /* a directory, for DSPARK_PART_BLOCK; may be NULL */
     const dspark_host_matrix *embed_tokens; /* [vocab, h]; looked up in place, never copied */
     const dspark_host_matrix *lm_head;      /* [vocab, h]; packed (copied) */
+    const char *prepacked;      /* a file of dspark_prepack: mapped instead of packing; or NULL */
+    int prepacked_verify;       /* hash all of it and all that it was made of, whatever files say */
 } dspark_model_opts;
 DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
 
-/* Open a checkpoint directory: config, exact roster, packing of the parts asked for. */
+/* Open a checkpoint directory: config, exact roster, packing of the parts asked for.
+ *
+ * With opts->prepacked nothing is packed: that file is mapped, and all processes that map it share its
+ * memory. It is believed while the checkpoint's files are untouched since it was made; otherwise
+ * (copied or rewritten files, an LM head of the host) what the parts were made of is read and hashed.
+ * DSPARK_EMODEL when it was made of other contents, another config or fewer parts, DSPARK_EFORMAT when
+ * it is damaged, DSPARK_EUNSUPPORTED when another version or machine made it. Neither the checkpoint
+ * nor that file may be cut short while open. vllm_compat does not go with it (DSPARK_EINVAL). */
 DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
                                            const dspark_model_opts *opts, dspark_error *err);
+/* Pack a checkpoint into the file `out`, which appears whole or not at all; opts as for opening: parts,
+ * threads, target, host's matrices, progress. In memory there are a few pieces of a weight at a time.
+ * May wait up to three seconds for files that have just been written: until then, their times cannot
+ * tell whether they change again. DSPARK_EIO when `out` cannot be written. */
+DSPARK_API dspark_status dspark_prepack(const char *path, const char *out,
+                                        const dspark_model_opts *opts, dspark_error *err);
 DSPARK_API void dspark_model_close(dspark_model *model);
 DSPARK_API const dspark_config *dspark_model_config(const dspark_model *model);
 /* The width of one cache entry in elements: kv_lora_rank + qk_rope_head_dim. */
 DSPARK_API uint32_t dspark_model_entry_width(const dspark_model *model);
-/* Bytes of packed weights that the model holds. */
+/* Bytes of packed weights that the model holds, or maps from a prepacked file. */
 DSPARK_API uint64_t dspark_model_resident_bytes(const dspark_model *model);
 /* 32 hex digits over config and the data of the context tensors (XXH3-128; docs/formats.md). */
 DSPARK_API const char *dspark_model_fingerprint(const dspark_model *model);

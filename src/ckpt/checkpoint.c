@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/digest.h"
 #include "base/status.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/shard_index.h"
@@ -314,6 +315,27 @@ const char *dspark__checkpoint_file_name(const dspark_checkpoint *c, size_t i)
 uint64_t dspark__checkpoint_file_bytes(const dspark_checkpoint *c, size_t i)
 {
     return i < c->n_files ? c->files[i].size : 0;
+}
+
+dspark_status dspark__checkpoint_identity(const dspark_checkpoint *c, char hex[33], int64_t *newest,
+                                          dspark_error *err)
+{
+    dspark__digest d;
+    dspark__digest_init(&d);
+    if (newest) *newest = INT64_MIN;
+    for (size_t i = 0; i < c->n_files; i++) {
+        const dspark__st_file *f = &c->files[i];
+        struct stat info;
+        if (fstat(f->fd, &info) != 0) return dspark__fail_errno(err, f->name, "fstat", errno);
+        int64_t numbers[6] = {(int64_t)info.st_size,         (int64_t)info.st_ino,
+                              (int64_t)info.st_mtim.tv_sec,  (int64_t)info.st_mtim.tv_nsec,
+                              (int64_t)info.st_ctim.tv_sec,  (int64_t)info.st_ctim.tv_nsec};
+        dspark__digest_update(&d, f->name, strlen(f->name) + 1);
+        dspark__digest_update(&d, numbers, sizeof numbers);
+        if (newest && numbers[4] > *newest) *newest = numbers[4];
+    }
+    dspark__digest_hex(&d, hex);
+    return DSPARK_OK;
 }
 
 /* The file whose mapping holds the tensor's bytes. */

@@ -247,6 +247,24 @@ static dspark_status pack_host(dspark__filler *f, const dspark_host_matrix *h, d
 
 /* ---- in turn ---- */
 
+dspark_status dspark__borrow_identity(const dspark__filler *f, const dspark__module *own_embed,
+                                      const dspark__module *own_lm_head, char hex[33],
+                                      dspark_error *err)
+{
+    const dspark_model_opts *o = f->opts;
+    wish want = {!own_embed->n_parts && !o->embed_tokens, !own_lm_head->n_parts && !o->lm_head};
+    dspark_checkpoint *files = NULL;
+    int tied, has_config;
+    memset(hex, 0, 33);
+    if (!o->target || !want.lm_head) return DSPARK_OK;
+    dspark_status st = check_config(o->target, &f->model->config, 1, &tied, &has_config, err);
+    if (st == DSPARK_OK && tied) want.embed = 1;
+    if (st == DSPARK_OK) st = dspark__checkpoint_open_some(&files, o->target, is_wanted, &want, err);
+    if (st == DSPARK_OK) st = dspark__checkpoint_identity(files, hex, NULL, err);
+    dspark__checkpoint_close(files);
+    return st;
+}
+
 dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
                              const dspark__module *own_lm_head, dspark_error *err)
 {

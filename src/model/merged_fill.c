@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "model/merged_linear.h"
+#include "model/prepacked.h"
 #include "quant/parts.h"
 
 /* What is packed between two progress steps: so many bytes, and enough panels to share out. */
@@ -19,10 +20,13 @@ typedef struct pack_job {
     const dspark__shard *shard;
     const dspark__fill *fill;
     const dspark__kern *kern;
+    const dspark_allocator *allocator;
     const unsigned char *rows; /* row r of the shard at rows + r * stride, row_bytes long */
     size_t stride, row_bytes;
     uint64_t k;
     uint32_t panel0, n_panels;
+    unsigned char *codes; /* of panel codes_from and those behind it */
+    uint32_t codes_from;
     atomic_uint next;
     atomic_uint turn; /* the panel that enters the digest next */
     atomic_uint bad;      /* the first panel with a weight that is not finite, or UINT32_MAX */
@@ -84,7 +88,7 @@ static int pack_panel(const pack_job *job, size_t p)
     const dspark__shard *shard = job->shard;
     const dspark__packing *packing = &shard->packing;
     const uint64_t row = p * DSPARK__PANEL, n = rows_of_panel(job, p);
-    dspark__panel_out out = {.codes = shard->codes + p * shard->code_stride};
+    dspark__panel_out out = {.codes = job->codes + (p - job->codes_from) * shard->code_stride};
     if (!shard->scheme || shard->scheme == &dspark__scheme_bf16)
         return job->kern->pack_panel(out.codes, job->rows + row * job->stride, job->stride, n, job->k);
     if (shard->scales) out.scales = shard->scales + p * shard->scale_stride;
@@ -188,41 +192,60 @@ static dspark_status pack_pieces(pack_job *job, const dspark_tensor *t, const ch
     uint64_t piece = PIECE_BYTES / (row_bytes ? row_bytes : 1) / DSPARK__PANEL * DSPARK__PANEL;
     unsigned bad = UINT32_MAX;
     if (piece < PIECE_PANELS * DSPARK__PANEL) piece = PIECE_PANELS * DSPARK__PANEL;
+    const size_t panels = (size_t)dspark__ceil_div_u64(piece < rows ? piece : rows, DSPARK__PANEL);
+    const size_t codes_bytes = f->packer ? panels * job->shard->code_stride : 0;
+    if (f->packer && !(job->codes = dspark__alloc(job->allocator, codes_bytes, 64)))
+        return dspark__fail_nomem(err, name, codes_bytes);
     for (uint64_t row = 0; row < rows && st == DSPARK_OK; row += piece) {
         uint64_t n = rows - row < piece ? rows - row : piece;
         if (t && (st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
+        if (f->packer) job->codes_from = (uint32_t)(row / DSPARK__PANEL);
         bad = pack_piece(job, row, n);
         if (t) dspark__checkpoint_drop(f->ckpt, t, row * row_bytes, n * row_bytes);
         if (bad != UINT32_MAX) {
             st = t ? fail_panel(job, bad, t->name, err) : fail_row(job, bad, name, err);
         } else if (f->step && f->step(f->user, n * row_bytes)) {
             st = dspark__fail(err, DSPARK_ECANCELLED, name, "cancelled while packing");
+        } else if (f->packer) {
+            st = dspark__packer_put(f->packer, job->codes, job->n_panels * job->shard->code_stride, err);
         }
     }
+    if (f->packer) dspark__free(job->allocator, job->codes, codes_bytes);
     return st;
 }
 
-static dspark_status pack_shard(const dspark__merged_linear *ml, const dspark__shard *shard,
-                                const dspark__fill *f, const void *rows, size_t stride,
-                                size_t row_bytes, const dspark_tensor *t, const char *name,
-                                dspark_error *err)
+static dspark_status pack_shard(const dspark__merged_linear *ml, uint32_t s, const dspark__fill *f,
+                                const void *rows, size_t stride, size_t row_bytes,
+                                const dspark_tensor *t, const char *name, dspark_error *err)
 {
+    const dspark__shard *shard = &ml->shards[s];
     dspark__kern kern;
     dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
     if (st != DSPARK_OK) return st;
-    pack_job job = {.shard = shard, .fill = f, .kern = &kern, .rows = rows, .stride = stride,
-                    .row_bytes = row_bytes, .k = ml->k, .bad = UINT32_MAX};
-    return pack_pieces(&job, t, name, err);
+    pack_job job = {.shard = shard, .fill = f, .kern = &kern, .allocator = &ml->allocator, .rows = rows,
+                    .stride = stride, .row_bytes = row_bytes, .k = ml->k, .codes = shard->codes,
+                    .bad = UINT32_MAX};
+    if (!f->packer) return pack_pieces(&job, t, name, err);
+    size_t n_rest;
+    const void *rest = dspark__shard_rest(shard, &n_rest);
+    st = dspark__packer_begin(f->packer, ml, s, shard->scheme ? shard->scheme : &dspark__scheme_bf16, err);
+    if (st == DSPARK_OK) st = pack_pieces(&job, t, name, err);
+    if (st == DSPARK_OK) st = dspark__packer_put(f->packer, rest, n_rest, err);
+    return st == DSPARK_OK ? dspark__packer_end(f->packer, err) : st;
 }
 
-static dspark_status end_shard(dspark__merged_linear *ml, dspark__shard *shard, dspark_status st)
+/* A shard that could not be filled is as it was before; one that was streamed has no memory. */
+static dspark_status end_shard(dspark__merged_linear *ml, uint32_t s, const dspark__fill *f,
+                               dspark_status st)
 {
+    dspark__shard *shard = &ml->shards[s];
     if (st == DSPARK_OK) {
         ml->bytes += shard->bytes;
         ml->n_filled++;
+        if (f && f->packer) dspark__shard_release(ml, s);
         return st;
     }
-    if (shard->memory) dspark__free(&ml->allocator, shard->memory, shard->bytes);
+    dspark__shard_release(ml, s);
     *shard = (dspark__shard){.rows = shard->rows, .n_panels = shard->n_panels};
     return st;
 }
@@ -243,16 +266,32 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
         st = shard->scheme->validate(f->module, fill.rule, shard->rows, ml->k, &shard->packing, err);
     if (st == DSPARK_OK && !main_part(f->module))
         st = dspark__fail(err, DSPARK_EMODEL, f->module->name, "has no weight");
-    if (st == DSPARK_OK) st = dspark__shard_take_memory(ml, s, err);
+    if (st == DSPARK_OK) st = dspark__shard_take_memory(ml, s, f->packer != NULL, err);
     const dspark_tensor *t = main_part(f->module);
     if (st == DSPARK_OK && f->digest) st = digest_small_parts(&fill, t, err);
     if (st == DSPARK_OK && shard->perm)
         shard->scheme->permutation(f->module, ml->k, shard->packing.group, shard->perm);
     if (st == DSPARK_OK) {
         size_t row_bytes = (size_t)(t->n_bytes / shard->rows);
-        st = pack_shard(ml, shard, &fill, t->data, row_bytes, row_bytes, t, f->module->name, err);
+        st = pack_shard(ml, s, &fill, t->data, row_bytes, row_bytes, t, f->module->name, err);
     }
-    return end_shard(ml, shard, st);
+    return end_shard(ml, s, f, st);
+}
+
+dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32_t s,
+                                         const dspark__fill *f, dspark_error *err)
+{
+    const dspark_tensor *t = main_part(f->module);
+    if (!t) return dspark__fail(err, DSPARK_EMODEL, f->module->name, "has no weight");
+    const uint64_t end = t->n_bytes / ml->shards[s].rows * ml->shards[s].rows;
+    dspark_status st = digest_small_parts(f, t, err);
+    for (uint64_t at = 0; st == DSPARK_OK && at < end; at += PIECE_BYTES) {
+        const uint64_t n = end - at < PIECE_BYTES ? end - at : PIECE_BYTES;
+        if ((st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
+        dspark__digest_update(f->digest, (const unsigned char *)t->data + at, n);
+        dspark__checkpoint_drop(f->ckpt, t, at, n);
+    }
+    return st;
 }
 
 dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, const void *rows,
@@ -264,11 +303,11 @@ dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_
     if (shard->scheme)
         return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
     shard->packing = dspark__packing_bf16;
-    st = dspark__shard_take_memory(ml, s, err);
+    st = dspark__shard_take_memory(ml, s, fill->packer != NULL, err);
     if (st == DSPARK_OK)
-        st = pack_shard(ml, shard, fill, rows, stride, (size_t)ml->k * 2, NULL, ml->name, err);
+        st = pack_shard(ml, s, fill, rows, stride, (size_t)ml->k * 2, NULL, ml->name, err);
     if (st == DSPARK_OK) shard->scheme = &dspark__scheme_bf16;
-    return end_shard(ml, shard, st);
+    return end_shard(ml, s, fill, st);
 }
 
 dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
@@ -281,12 +320,12 @@ dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32
     if (shard->scheme)
         return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
     shard->packing = dspark__packing_bf16;
-    if ((st = dspark__shard_take_memory(ml, s, err)) != DSPARK_OK) return end_shard(ml, shard, st);
+    if ((st = dspark__shard_take_memory(ml, s, 0, err)) != DSPARK_OK) return end_shard(ml, s, NULL, st);
     for (size_t p = 0; p < shard->n_panels; p++) {
         const size_t row = p * DSPARK__PANEL, left = shard->rows - row;
         kern.pack_panel((uint16_t *)(void *)(shard->codes + p * shard->code_stride), w + row * ml->k,
                         (size_t)ml->k * 2, left < DSPARK__PANEL ? left : DSPARK__PANEL, ml->k);
     }
     shard->scheme = &dspark__scheme_bf16;
-    return end_shard(ml, shard, DSPARK_OK);
+    return end_shard(ml, s, NULL, DSPARK_OK);
 }

@@ -57,31 +57,75 @@ uint64_t dspark__packing_bytes(const dspark__packing *packing, uint64_t rows, ui
     return measure(&z, packing, rows, k) ? z.total : 0;
 }
 
-/* Where the five lie in `at`, which has room for z->total bytes. */
-static void lay_out(dspark__shard *shard, const shard_sizes *z, unsigned char *at)
+/* codes: where they lie, or NULL; rest: where the other four do, one behind the other. */
+static void lay_out(dspark__shard *shard, const shard_sizes *z, unsigned char *codes, unsigned char *rest)
 {
     shard->bytes = z->total;
     shard->code_stride = z->code_stride;
     shard->scale_stride = z->scale_stride;
     shard->n_groups = (uint32_t)z->n_groups;
-    shard->codes = at;
-    if (z->scales) shard->scales = at + z->codes;
-    if (z->groups) shard->group_scales = (float *)(void *)(at + z->codes + z->scales);
-    if (z->rows) shard->row_scales = (float *)(void *)(at + z->codes + z->scales + z->groups);
-    if (z->perm) shard->perm = (uint32_t *)(void *)(at + z->codes + z->scales + z->groups + z->rows);
+    shard->codes = codes;
+    if (z->scales) shard->scales = rest;
+    if (z->groups) shard->group_scales = (float *)(void *)(rest + z->scales);
+    if (z->rows) shard->row_scales = (float *)(void *)(rest + z->scales + z->groups);
+    if (z->perm) shard->perm = (uint32_t *)(void *)(rest + z->scales + z->groups + z->rows);
 }
 
-dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, dspark_error *err)
+dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, int streamed,
+                                        dspark_error *err)
 {
     shard_sizes z;
     dspark__shard *shard = &ml->shards[s];
     if (!measure(&z, &shard->packing, shard->rows, ml->k))
         return dspark__fail(err, DSPARK_EINVAL, ml->name, "a shard of %u x %u overflows memory",
                             shard->rows, ml->k);
-    shard->memory = dspark__alloc(&ml->allocator, z.total, 64);
-    if (!shard->memory) return dspark__fail_nomem(err, ml->name, z.total);
-    lay_out(shard, &z, shard->memory);
+    const uint64_t bytes = z.total - (streamed ? z.codes : 0);
+    unsigned char *at = NULL;
+    if (bytes) {
+        at = dspark__alloc(&ml->allocator, bytes, 64);
+        if (!at) return dspark__fail_nomem(err, ml->name, bytes);
+        if (streamed) memset(at, 0, bytes); /* what pads the parts goes into the file */
+    }
+    shard->memory = at;
+    shard->memory_bytes = bytes;
+    lay_out(shard, &z, streamed ? NULL : at, streamed || !at ? at : at + z.codes);
     return DSPARK_OK;
+}
+
+void dspark__shard_attach(dspark__merged_linear *ml, uint32_t s, const dspark__packing *packing,
+                          const dspark__scheme *scheme, void *at)
+{
+    shard_sizes z;
+    dspark__shard *shard = &ml->shards[s];
+    measure(&z, packing, shard->rows, ml->k);
+    shard->packing = *packing;
+    shard->scheme = scheme;
+    lay_out(shard, &z, at, (unsigned char *)at + z.codes);
+    ml->bytes += shard->bytes;
+    ml->n_filled++;
+}
+
+const void *dspark__shard_rest(const dspark__shard *shard, size_t *bytes)
+{
+    const uint64_t codes = (uint64_t)shard->n_panels * shard->code_stride;
+    *bytes = (size_t)(shard->bytes - codes);
+    if (!*bytes) return NULL;
+    return shard->codes ? shard->codes + codes : (const unsigned char *)shard->memory;
+}
+
+static void free_shard(dspark__merged_linear *ml, dspark__shard *shard)
+{
+    if (shard->memory) dspark__free(&ml->allocator, shard->memory, shard->memory_bytes);
+    shard->memory = NULL;
+}
+
+void dspark__shard_release(dspark__merged_linear *ml, uint32_t s)
+{
+    dspark__shard *shard = &ml->shards[s];
+    free_shard(ml, shard);
+    shard->codes = shard->scales = NULL;
+    shard->group_scales = shard->row_scales = NULL;
+    shard->perm = NULL;
 }
 
 dspark_status dspark__merged_linear_init(dspark__merged_linear *ml, const char *name, uint32_t k,
@@ -125,8 +169,7 @@ dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const c
 void dspark__merged_linear_free(dspark__merged_linear *ml)
 {
     for (uint32_t s = 0; ml->shards && s < ml->n_shards; s++)
-        if (ml->shards[s].memory)
-            dspark__free(&ml->allocator, ml->shards[s].memory, ml->shards[s].bytes);
+        free_shard(ml, &ml->shards[s]);
     if (ml->shards) dspark__free(&ml->allocator, ml->shards, ml->n_shards * sizeof *ml->shards);
     memset(ml, 0, sizeof *ml);
 }

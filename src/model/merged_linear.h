@@ -24,8 +24,9 @@ typedef struct dspark__shard {
     uint32_t n_groups;
     float *row_scales;            /* [n_panels][48], or NULL */
     uint32_t *perm;               /* [k] columns in packed order, or NULL */
-    void *memory;                 /* the one allocation behind the five */
-    uint64_t bytes;
+    void *memory;                 /* the one allocation behind the five; NULL: somebody else's memory */
+    uint64_t memory_bytes;
+    uint64_t bytes;               /* of the packed shard */
 } dspark__shard;
 
 typedef struct dspark__merged_linear {
@@ -55,8 +56,19 @@ void dspark__merged_linear_free(dspark__merged_linear *ml);
 
 /* ---- filling: merged_fill.c ---- */
 
-/* Memory for a shard whose packing is known. */
-dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, dspark_error *err);
+/* Memory for a shard whose packing is known; `streamed`: without room for codes, which is then NULL. */
+dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, int streamed,
+                                        dspark_error *err);
+/* Let the shard be what lies packed at `at` already (64-byte aligned, of dspark__packing_bytes), which
+ * must outlive it. */
+void dspark__shard_attach(dspark__merged_linear *ml, uint32_t s, const dspark__packing *packing,
+                          const dspark__scheme *scheme, void *at);
+/* Everything of a filled shard but its codes, as it lies behind them; 0 bytes: nothing. */
+const void *dspark__shard_rest(const dspark__shard *shard, size_t *bytes);
+/* Give the memory of a filled shard back; it counts as filled and must not be used any more. */
+void dspark__shard_release(dspark__merged_linear *ml, uint32_t s);
+
+struct dspark__packer; /* prepacked.h */
 
 /* Where a shard's weights come from and who hears of it. */
 typedef struct dspark__fill {
@@ -67,12 +79,17 @@ typedef struct dspark__fill {
     dspark__digest *digest;           /* of the file's bytes; may be NULL */
     int (*step)(void *user, uint64_t bytes); /* hears the bytes of each piece; non-zero cancels; NULL */
     void *user;
+    struct dspark__packer *packer;    /* takes the packed bytes, which are then kept nowhere; or NULL */
 } dspark__fill;
 
 /* Take the rows of shard `s` from a module: find its scheme, check it, pack it with all threads in
  * pieces that are dropped from memory once read. DSPARK_EMODEL when the shard is filled already or the
  * shape differs, DSPARK_ECANCELLED, DSPARK_ENOMEM. */
 dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
+                                         const dspark__fill *fill, dspark_error *err);
+
+/* Feed the fill's digest with what filling from this module feeds it, and pack nothing. */
+dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32_t s,
                                          const dspark__fill *fill, dspark_error *err);
 
 /* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */

@@ -155,6 +155,47 @@ static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const
     return st;
 }
 
+/* ---- fingerprints ---- */
+
+/* Everything that is filled from now on goes into *digest; unless a prepacked file's word is enough. */
+static void begin_digest(dspark__filler *f, dspark__digest *digest, int trusted)
+{
+    dspark__digest_init(digest);
+    f->digest = trusted ? NULL : digest;
+}
+
+/* hex: what was filled since; with a prepacked file, what it was made of, and the same. */
+static dspark_status end_digest(dspark__filler *f, const char *what, const char *recorded, char hex[33],
+                                dspark_error *err)
+{
+    const int made = f->digest != NULL;
+    if (made) dspark__digest_hex(f->digest, hex);
+    else memcpy(hex, recorded, 33);
+    f->digest = NULL;
+    return made && f->prepacked ? dspark__prepacked_same(f->prepacked, what, recorded, hex, err) : DSPARK_OK;
+}
+
+static const dspark__prepacked_head *recorded_head(const dspark__filler *f)
+{
+    static const dspark__prepacked_head none;
+    return f->prepacked ? dspark__prepacked_get_head(f->prepacked) : &none;
+}
+
+/* q_a has a digest only where a prepacked file is made or doubted. */
+static dspark_status fill_q_a(dspark__filler *f, dspark_error *err)
+{
+    dspark_model *m = f->model;
+    const dspark_config *c = &m->config;
+    dspark__digest digest;
+    char hex[33];
+    begin_digest(f, &digest, f->trusted || (!f->packer && !f->prepacked));
+    dspark_status st = dspark__fill_linear(f, &m->q_a, "q_a", c->hidden_size, c->n_layers, c->q_lora_rank,
+                                           &m->modules[place_q_a(c, 0)], 1, err);
+    if (st == DSPARK_OK) st = end_digest(f, "q_a_proj", recorded_head(f)->q_a, hex, err);
+    if (st == DSPARK_OK && f->packer) memcpy(dspark__packer_head(f->packer)->q_a, hex, sizeof hex);
+    return st;
+}
+
 /* Everything of the context path, in the order of its fingerprint. */
 static dspark_status fill_context(dspark__filler *f, dspark_error *err)
 {
@@ -163,9 +204,8 @@ static dspark_status fill_context(dspark__filler *f, dspark_error *err)
     const dspark_config *c = &m->config;
     dspark__digest digest;
     uint32_t taps_width = c->n_taps * c->tap_width, width = c->kv_lora_rank + c->qk_rope_head_dim;
-    dspark__digest_init(&digest);
+    begin_digest(f, &digest, f->trusted);
     digest_config(&digest, c);
-    f->digest = &digest;
     if ((st = fill_norms(f, err)) != DSPARK_OK) return st;
     st = dspark__fill_linear(f, &m->context_proj, "context_proj", taps_width, 1, c->hidden_size,
                              dspark__model_context_proj(m), 1, err);
@@ -173,12 +213,25 @@ static dspark_status fill_context(dspark__filler *f, dspark_error *err)
         st = dspark__fill_linear(f, &m->context_kv, "context_kv", c->hidden_size, c->n_layers, width,
                                  dspark__model_context_kv(m, 0), 1, err);
     if (st != DSPARK_OK) return st;
-    dspark__digest_hex(&digest, m->fingerprint);
-    f->digest = NULL;
+    st = end_digest(f, "the context's weights", recorded_head(f)->context, m->fingerprint, err);
+    if (st != DSPARK_OK) return st;
     if (f->opts->vllm_compat) dspark__merged_linear_vllm_compat(&m->context_kv);
     if (!(m->parts & DSPARK_PART_Q_A)) return DSPARK_OK;
-    return dspark__fill_linear(f, &m->q_a, "q_a", c->hidden_size, c->n_layers, c->q_lora_rank,
-                               &m->modules[place_q_a(c, 0)], 1, err);
+    return fill_q_a(f, err);
+}
+
+/* Is a prepacked file's word enough for the block and for the LM head, wherever it comes from? A host's
+ * matrix has no identity. */
+static dspark_status trust_block(dspark__filler *f, const dspark__module *embed,
+                                 const dspark__module *lm_head, int *trusted, dspark_error *err)
+{
+    char hex[33];
+    const char *recorded = recorded_head(f)->target;
+    *trusted = f->trusted && lm_head->n_parts && !recorded[0];
+    if (!f->trusted || lm_head->n_parts || f->opts->lm_head) return DSPARK_OK;
+    dspark_status st = dspark__borrow_identity(f, embed, lm_head, hex, err);
+    *trusted = st == DSPARK_OK && hex[0] && strcmp(hex, recorded) == 0;
+    return st;
 }
 
 /* Layers, heads, and the two tensors that are the target's. */
@@ -187,16 +240,40 @@ static dspark_status fill_block(dspark__filler *f, dspark_error *err)
     dspark_model *m = f->model;
     const dspark_config *c = &m->config;
     const dspark__module *block = m->modules + count_places(c);
+    const dspark__module *embed = block + dspark__block_place(c, DSPARK__T_EMBED, 0, -1);
+    const dspark__module *lm_head = block + dspark__block_place(c, DSPARK__T_LM_HEAD, 0, -1);
     dspark__digest digest;
-    dspark__digest_init(&digest);
-    f->digest = &digest;
-    dspark_status st = dspark__block_fill(f, block, err);
+    int trusted = 0;
+    dspark_status st = f->prepacked ? trust_block(f, embed, lm_head, &trusted, err) : DSPARK_OK;
+    if (st != DSPARK_OK) return st;
+    begin_digest(f, &digest, trusted);
+    st = dspark__block_fill(f, block, err);
+    if (st == DSPARK_OK) st = dspark__borrow(f, embed, lm_head, err);
     if (st == DSPARK_OK)
-        st = dspark__borrow(f, block + dspark__block_place(c, DSPARK__T_EMBED, 0, -1),
-                            block + dspark__block_place(c, DSPARK__T_LM_HEAD, 0, -1), err);
+        st = end_digest(f, "the block's weights or the LM head", recorded_head(f)->block,
+                        m->block_fingerprint, err);
     f->digest = NULL;
-    if (st == DSPARK_OK) dspark__digest_hex(&digest, m->block_fingerprint);
+    if (st == DSPARK_OK && f->packer)
+        st = dspark__borrow_identity(f, embed, lm_head, dspark__packer_head(f->packer)->target, err);
     return st;
+}
+
+/* The prepacked file, and whether the checkpoint's files are still those that it was made of. */
+static dspark_status open_prepacked(dspark__filler *f, const char *path, dspark_error *err)
+{
+    dspark_model *m = f->model;
+    char hex[33];
+    if (!f->opts->prepacked) return DSPARK_OK;
+    if (f->opts->vllm_compat)
+        return dspark__fail(err, DSPARK_EINVAL, "vllm_compat", "changes packed weights: not with a prepacked "
+                                                               "file");
+    dspark_status st = dspark__prepacked_open(&m->prepacked, f->opts->prepacked, err);
+    if (st == DSPARK_OK) st = dspark__prepacked_match(m->prepacked, m->parts, path, err);
+    if (st == DSPARK_OK) st = dspark__checkpoint_identity(m->ckpt, hex, NULL, err);
+    if (st != DSPARK_OK) return st;
+    f->prepacked = m->prepacked;
+    f->trusted = !f->opts->prepacked_verify && strcmp(hex, recorded_head(f)->identity) == 0;
+    return DSPARK_OK;
 }
 
 static dspark_status check_parts(dspark_model *m, const dspark_model_opts *opts, dspark_error *err)
@@ -233,6 +310,13 @@ static dspark_status make_modules(dspark_model *m, dspark_error *err)
 dspark_status dspark__model_open(dspark_model **out, const char *path,
                                  const dspark_model_opts *opts, dspark_error *err)
 {
+    return dspark__model_open_packing(out, path, opts, NULL, err);
+}
+
+dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
+                                         const dspark_model_opts *opts, dspark__packer *packer,
+                                         dspark_error *err)
+{
     dspark_status st;
     dspark_allocator a = dspark__allocator_or_default(opts->allocator);
     dspark__config_doc *doc = NULL;
@@ -251,9 +335,12 @@ dspark_status dspark__model_open(dspark_model **out, const char *path,
     }
     if ((st = dspark__rope_init(&m->rope, &m->config, err)) != DSPARK_OK) goto fail;
     if ((st = make_modules(m, err)) != DSPARK_OK) goto fail;
-    if ((st = dspark__threads_create(&threads, opts->n_threads, NULL, &a, err)) != DSPARK_OK) goto fail;
-    dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .threads = threads,
-                        .opts = opts, .total = count_work(m)};
+    dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .opts = opts,
+                        .packer = packer, .total = count_work(m)};
+    if ((st = open_prepacked(&f, path, err)) != DSPARK_OK) goto fail;
+    const uint32_t n_threads = f.prepacked ? 1 : opts->n_threads; /* nothing to pack: no pool */
+    if ((st = dspark__threads_create(&threads, n_threads, NULL, &a, err)) != DSPARK_OK) goto fail;
+    f.threads = threads;
     if ((st = fill_context(&f, err)) != DSPARK_OK) goto fail;
     if ((m->parts & DSPARK_PART_BLOCK) && (st = fill_block(&f, err)) != DSPARK_OK) goto fail;
     dspark__threads_free(threads);
@@ -278,6 +365,7 @@ void dspark__model_close(dspark_model *m)
     if (m->norms) dspark__free(&a, m->norms, m->norms_bytes);
     if (m->modules) dspark__free(&a, m->modules, m->n_modules * sizeof *m->modules);
     dspark__quant_config_free(m->quant);
+    dspark__prepacked_close(m->prepacked);
     dspark__checkpoint_close(m->ckpt);
     dspark__free(&a, m, sizeof *m);
 }

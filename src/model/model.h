@@ -6,6 +6,7 @@
 #include "ckpt/config.h"
 #include "model/markov_bound.h"
 #include "model/merged_linear.h"
+#include "model/prepacked.h"
 #include "model/rope.h"
 
 /* A table of bf16 rows that is looked up, not multiplied: a view on a mapped file or the host's memory,
@@ -49,6 +50,7 @@ struct dspark_model {
     dspark_allocator allocator;
     dspark_config config;
     dspark_checkpoint *ckpt;
+    dspark__prepacked *prepacked;       /* what the linears point into, or NULL: memory of their own */
     dspark__quant_config *quant;        /* NULL when the checkpoint has none */
     uint32_t parts;
     dspark__rope rope;
@@ -69,6 +71,10 @@ struct dspark_model {
 
 dspark_status dspark__model_open(dspark_model **out, const char *path,
                                  const dspark_model_opts *opts, dspark_error *err);
+/* The same, but packed weights go to `packer` and are not kept: the model can only be closed. */
+dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
+                                         const dspark_model_opts *opts, dspark__packer *packer,
+                                         dspark_error *err);
 void dspark__model_close(dspark_model *model);
 uint64_t dspark__model_resident_bytes(const dspark_model *model);
 

@@ -122,15 +122,17 @@ static dspark_status split_layer(dspark__filler *f, const dspark__module *module
     const dspark_config *c = &f->model->config;
     dspark__block_weights *b = &f->model->block;
     const uint32_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank;
-    dspark_status st = dspark__fill_dense(f, module, "kv_b_proj", c->n_heads * (p + v), width, dense, err);
+    dspark_status st = DSPARK_OK;
+    if (!f->prepacked || f->digest) /* else nobody looks at the rows */
+        st = dspark__fill_dense(f, module, "kv_b_proj", c->n_heads * (p + v), width, dense, err);
     for (uint32_t head = 0; st == DSPARK_OK && head < c->n_heads; head++) {
         const uint16_t *rows = dense + (size_t)head * (p + v) * width;
         uint32_t shard = layer * c->n_heads + head;
-        for (uint32_t i = 0; i < width; i++)
+        for (uint32_t i = 0; !f->prepacked && i < width; i++)
             for (uint32_t j = 0; j < p; j++) turned[(size_t)i * p + j] = rows[(size_t)j * width + i];
-        st = dspark__merged_linear_fill_dense(&b->w_uk, shard, turned, err);
+        st = dspark__fill_own(f, &b->w_uk, shard, turned, err);
         if (st == DSPARK_OK)
-            st = dspark__merged_linear_fill_dense(&b->w_uv, shard, rows + (size_t)p * width, err);
+            st = dspark__fill_own(f, &b->w_uv, shard, rows + (size_t)p * width, err);
     }
     return st;
 }
@@ -186,7 +188,7 @@ static dspark_status fill_mix(dspark__filler *f, const dspark__module *module, u
         memmove(dense + r * (k + 1), dense + r * k, (size_t)k * 2);
         dense[r * (k + 1) + k] = bias[r];
     }
-    if (st == DSPARK_OK) st = dspark__merged_linear_fill_dense(&m->block.markov_mix, 0, dense, err);
+    if (st == DSPARK_OK) st = dspark__fill_own(f, &m->block.markov_mix, 0, dense, err);
     if (dense) dspark__free(&m->allocator, dense, bytes);
     if (bias) dspark__free(&m->allocator, bias, bias_bytes);
     return st;

@@ -79,28 +79,60 @@ dspark_status dspark__fill_vector(dspark__filler *f, const dspark__module *modul
     return DSPARK_OK;
 }
 
+/* A shard that is packed already. */
+static dspark_status take_shard(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
+                                dspark_error *err)
+{
+    dspark_status st = dspark__prepacked_take(f->prepacked, ml, shard, f->opts->prepacked_verify, err);
+    if (st != DSPARK_OK) return st;
+    return dspark__fill_progress(f, ml->name, (uint64_t)ml->shards[shard].rows * ml->k * 2, err);
+}
+
 dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
                                  const dspark__module *module, dspark_error *err)
 {
     dspark__quant_rule rule;
-    dspark__fill fill = {f->ckpt, module, &rule, f->threads, f->digest, report_rows, f};
+    dspark__fill fill = {f->ckpt, module, &rule, f->threads, f->digest, report_rows, f, f->packer};
+    dspark_status st = DSPARK_OK;
     const dspark_tensor *weight = dspark__module_part(module, "weight");
     if (!weight) weight = dspark__module_part(module, "weight_packed");
     f->row_bytes = weight ? weight->n_bytes / ml->shards[shard].rows : 0;
     f->row_work = (uint64_t)ml->k * 2;
     dspark__fill_mark(f, ml->name, ml->shards[shard].rows, ml->k);
     if (module->n_parts == 0) return DSPARK_OK; /* _complete names it */
-    dspark_status st = dspark__quant_config_rule(f->quant, module->name, &rule, err);
+    if (f->prepacked) {
+        if (f->digest) st = dspark__merged_linear_hash(ml, shard, &fill, err);
+        return st == DSPARK_OK ? take_shard(f, ml, shard, err) : st;
+    }
+    st = dspark__quant_config_rule(f->quant, module->name, &rule, err);
     return st == DSPARK_OK ? dspark__merged_linear_fill(ml, shard, &fill, err) : st;
 }
 
 dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
                                 const void *rows, size_t stride, dspark_error *err)
 {
-    dspark__fill fill = {.threads = f->threads, .digest = f->digest, .step = report_rows, .user = f};
+    dspark__fill fill = {.threads = f->threads, .digest = f->digest, .step = report_rows, .user = f,
+                         .packer = f->packer};
     f->row_bytes = f->row_work = (uint64_t)ml->k * 2;
     dspark__fill_mark(f, ml->name, ml->shards[shard].rows, ml->k);
-    return dspark__merged_linear_fill_rows(ml, shard, rows, stride, &fill, err);
+    if (!f->prepacked) return dspark__merged_linear_fill_rows(ml, shard, rows, stride, &fill, err);
+    for (size_t r = 0; f->digest && r < ml->shards[shard].rows; r++)
+        dspark__digest_update(f->digest, (const unsigned char *)rows + r * stride, (size_t)ml->k * 2);
+    return take_shard(f, ml, shard, err);
+}
+
+dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
+                               const uint16_t *rows, dspark_error *err)
+{
+    if (f->prepacked) return dspark__prepacked_take(f->prepacked, ml, shard, f->opts->prepacked_verify, err);
+    dspark_status st = dspark__merged_linear_fill_dense(ml, shard, rows, err);
+    const dspark__shard *s = &ml->shards[shard];
+    if (st != DSPARK_OK || !f->packer) return st;
+    st = dspark__packer_begin(f->packer, ml, shard, s->scheme, err);
+    if (st == DSPARK_OK) st = dspark__packer_put(f->packer, s->codes, s->bytes, err);
+    if (st == DSPARK_OK) st = dspark__packer_end(f->packer, err);
+    dspark__shard_release(ml, shard);
+    return st;
 }
 
 dspark_status dspark__fill_linear(dspark__filler *f, dspark__merged_linear *ml, const char *name,

@@ -13,6 +13,9 @@ typedef struct dspark__filler {
     dspark__threads *threads;
     dspark__digest *digest;              /* of everything that is filled; may be NULL */
     const dspark_model_opts *opts;
+    dspark__prepacked *prepacked;        /* shards come from there instead; or NULL */
+    dspark__packer *packer;              /* shards go there and are not kept; or NULL */
+    int trusted;                         /* the checkpoint's files are those of `prepacked` */
     /* Progress counts weights as bf16, whatever they are stored as: what is stored of the present
      * shard is told in row_bytes a row, each worth row_work. */
     uint64_t done, total;
@@ -47,6 +50,10 @@ dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, u
 dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
                                 const void *rows, size_t stride, dspark_error *err);
 
+/* One shard from dense finite rows [rows][k] of the filler's own; unused with `prepacked`. */
+dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
+                               const uint16_t *rows, dspark_error *err);
+
 /* A weight of any scheme as dense bf16 [rows][k], every element rounded once, finite. */
 dspark_status dspark__fill_dense(dspark__filler *f, const dspark__module *module, const char *name,
                                  uint32_t rows, uint32_t k, uint16_t *to, dspark_error *err);
@@ -77,5 +84,9 @@ uint64_t dspark__block_bytes(const dspark_model *m);
 /* Embedding and LM head: the draft's own modules (no parts: it has none), the host's, the target's. */
 dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
                              const dspark__module *own_lm_head, dspark_error *err);
+/* The identity of the target's files when the LM head will be theirs, else "". */
+dspark_status dspark__borrow_identity(const dspark__filler *f, const dspark__module *own_embed,
+                                      const dspark__module *own_lm_head, char hex[33],
+                                      dspark_error *err);
 
 #endif
