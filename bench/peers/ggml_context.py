@@ -7,7 +7,7 @@ which should be in the same format: norm, RoPE and cache write included, rows ke
 round by round, with cold weights. ggml's result is checked against NumPy.
 
 Not part of any build or test. Needs NumPy and a shared libggml (no package has one: build ggml or llama.cpp with
-BUILD_SHARED_LIBS and name libggml.so).
+BUILD_SHARED_LIBS and name libggml.so, or let GGML_LIBRARY name it).
 
     build/release/dspark synth build/k3 --preset kimi-k3 --context-only
     python3 bench/peers/ggml_context.py build/k3 --ggml path/to/libggml.so
@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, to_bf16, write_csv
+from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, skip, to_bf16, write_csv
 
 TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30, "mxfp4": 39, "nvfp4": 40}  # enum ggml_type
 F32 = 0
@@ -108,7 +108,7 @@ class Runner:
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("checkpoint", help="K3-shaped checkpoint in the format of --type (context-only is enough)")
-    p.add_argument("--ggml", required=True, help="libggml.so")
+    p.add_argument("--ggml", default=os.environ.get("GGML_LIBRARY"), help="libggml.so (default: GGML_LIBRARY)")
     p.add_argument("--type", choices=list(TYPES), default="bf16")
     p.add_argument("--library", default=LIBRARY, help="libdspark.so")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -122,6 +122,8 @@ def main():
     if not all(0 < n <= SLOTS for n in sizes):
         p.error(f"--n: from 1 to {SLOTS}")
 
+    if not a.ggml:
+        skip("ggml_context.py: no libggml.so: name it with --ggml or in GGML_LIBRARY")
     global np
     np = import_numpy()
     ggml = Ggml(a.ggml, a.threads)
@@ -155,7 +157,7 @@ def main():
                                                          slots.ctypes.data)}
         times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
         medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
-        rows += rows_of(times, n, a.threads, "dspark onepass")
+        rows += rows_of(times, n, a.threads)
         if n == sizes[0]:
             print(f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians) + f"{'ggml / onepass':>18}")
         print(f"{n:>5}" + "".join(f"{v:>20.3f}" for v in medians.values()) +

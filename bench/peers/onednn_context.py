@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, to_bf16, write_csv
+from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, skip, to_bf16, write_csv
 
 BF16, QUERY_WEIGHTS_MD = 2, 131  # of dnnl_types.h
 ARG_SRC, ARG_DST, ARG_WEIGHTS = 1, 17, 33
@@ -185,7 +185,7 @@ def main():
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before oneDNN's pool exists
     path, torch = find_onednn(a.onednn), import_torch()
     if not path and not torch:
-        sys.exit("onednn_context.py: no libdnnl.so.3 and no PyTorch; python3 -m pip install onednn-cpu-gomp numpy")
+        skip("onednn_context.py: no libdnnl.so.3 and no PyTorch; python3 -m pip install onednn-cpu-gomp numpy")
     dnn = OneDnn(path) if path else None
     if torch:
         torch.set_num_threads(a.threads)
@@ -206,7 +206,7 @@ def main():
         times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
         medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
         base = medians["dspark onepass"]
-        rows += rows_of(times, n, a.threads, "dspark onepass")
+        rows += rows_of(times, n, a.threads)
         if n == sizes[0]:
             print(f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians) + f"{'best GEMM / onepass':>22}")
         best = min(v for k, v in medians.items() if k != "dspark onepass")

@@ -30,7 +30,8 @@ def import_torch():
         import torch
         import torch.nn.functional as F
     except ImportError as e:
-        sys.exit(f"pytorch_context.py: PyTorch cannot be imported ({e}); python3 -m pip install torch")
+        print(f"pytorch_context.py: PyTorch cannot be imported ({e}); python3 -m pip install torch", file=sys.stderr)
+        sys.exit(77)
 
 
 # ---- the model's shapes and weights, for PyTorch -------------------------------------------------
@@ -226,7 +227,7 @@ def main():
         times = measure(contenders, (x, positions, slots), a.reps, flush, a.settle_ms / 1e3, wake)
         medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
         base = medians.get("dspark onepass")
-        rows += rows_of(times, n, a.threads, "dspark onepass")
+        rows += rows_of(times, n, a.threads)
         if n == sizes[0]:
             head = f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians)
             print(head + (f"{'torch full/onepass':>20}{'torch 2880/onepass':>20}" if base else ""))

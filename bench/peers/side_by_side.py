@@ -5,6 +5,7 @@ knows a peer.
 """
 import csv
 import ctypes as C
+import math
 import os
 import statistics
 import sys
@@ -131,13 +132,19 @@ class Dspark:
         return bytearray(C.string_at(self.view.contents.layers[layer], SLOTS * width * 2))
 
 
+def skip(reason):
+    """Ends a script that lacks something: bench/run prints the reason and goes on."""
+    print(reason, file=sys.stderr)
+    sys.exit(77)
+
+
 def import_numpy():
     """Late, so that --help works without it and its absence is one line."""
     try:
         import numpy
         return numpy
     except ImportError as e:
-        sys.exit(f"NumPy cannot be imported ({e}); python3 -m pip install numpy")
+        skip(f"NumPy cannot be imported ({e}); python3 -m pip install numpy")
 
 
 def to_bf16(x):
@@ -167,13 +174,13 @@ def measure(contenders, args, reps, flush, settle, wake=None):
     return times
 
 
-def rows_of(times, n, threads, base):
-    """Rows for the CSV: one a contender, with its median as a multiple of that of `base`."""
+def rows_of(times, n, threads):
+    """Rows for the CSV, one a contender (README.md has the columns)."""
     medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
     return [{"n": n, "threads": threads, "contender": k, "median_ms": f"{medians[k]:.4f}",
-             "p99_ms": f"{sorted(v)[min(len(v) - 1, int(0.99 * len(v)))] * 1e3:.4f}",
-             "min_ms": f"{min(v) * 1e3:.4f}", "reps": len(v),
-             "times_base": f"{medians[k] / medians[base]:.3f}" if base in medians else ""}
+             "p99_ms": f"{sorted(v)[math.ceil(0.99 * len(v)) - 1] * 1e3:.4f}",
+             "min_ms": f"{min(v) * 1e3:.4f}", "max_ms": f"{max(v) * 1e3:.4f}", "reps": len(v),
+             "times_onepass": f"{medians[k] / medians['dspark onepass']:.3f}" if "dspark onepass" in medians else ""}
             for k, v in times.items()]
 
 
