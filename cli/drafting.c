@@ -1,6 +1,7 @@
 /* drafting: opens a drafter with its target, computes a dump's context, prepares draft inputs. */
 #include "drafting.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,9 @@ int drafting_check(const args_command *command, const drafting_args *a)
                              args_cache_choices[a->cache_dtype]);
     if (!a->sampled && (a->top_k || a->top_p != 1 || a->min_p > 0))
         return args_complain(command, "--top-k, --top-p and --min-p go with --temperature");
+    if (a->temperature > FLT_MAX)
+        return args_complain(command, "--temperature: %g is not allowed; at most %.3g", a->temperature,
+                             (double)FLT_MAX);
     if (a->top_p > 1) return args_complain(command, "--top-p: %g is not allowed; at most 1", a->top_p);
     if (a->min_p > 1) return args_complain(command, "--min-p: %g is not allowed; at most 1", a->min_p);
     return ARGS_RUN;
@@ -78,7 +82,9 @@ static dspark_status open_model(drafting *d, dspark_error *err)
     progress_start(&bar, "packing", PROGRESS_BYTES);
     st = dspark_model_open(&d->model, a->checkpoint, &opts, err);
     progress_end(&bar);
-    if (st != DSPARK_OK) out_add_path(err, a->checkpoint);
+    /* What is wrong with the target names it already. */
+    if (st != DSPARK_OK && !(a->target && strncmp(err->where, a->target, strlen(a->target)) == 0))
+        out_add_path(err, a->checkpoint);
     return st;
 }
 
@@ -99,15 +105,16 @@ dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting 
     if (a->n_draft > d->config->block_size)
         return out_set_error(err, DSPARK_EINVAL, "--n-draft", "%" PRIu64 " is not allowed; a block of "
                              "this drafter has %u tokens", a->n_draft, d->config->block_size);
-    dspark_drafter_opts_init(&opts);
-    opts.isa = (dspark_isa)a->isa;
-    opts.n_threads = n_threads;
-    opts.max_sequences = batch;
     dspark_sampling_init(&d->sampling);
     d->sampling.temperature = (float)a->temperature;
     d->sampling.top_k = (uint32_t)a->top_k;
     d->sampling.top_p = (float)a->top_p;
     d->sampling.min_p = (float)a->min_p;
+    if (batch == 0) return DSPARK_OK;
+    dspark_drafter_opts_init(&opts);
+    opts.isa = (dspark_isa)a->isa;
+    opts.n_threads = n_threads;
+    opts.max_sequences = batch;
     return dspark_drafter_create(&d->drafter, d->model, &opts, err);
 }
 

@@ -49,7 +49,7 @@ typedef struct drafting {
 } drafting;
 
 /* Open model (with a bar; or take the one of `shared`, which must outlive d) and drafter: n_threads 0 =
- * all, `batch` sequences go together. */
+ * all, `batch` sequences go together; 0: the model only. */
 dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting *shared,
                             uint32_t n_threads, uint32_t batch, dspark_error *err);
 /* Compute the entries of all rows of a dump; replaces what was there. bar_label NULL: no bar. */

@@ -378,6 +378,18 @@ static void watch(eval_run *run)
     progress_end(&bar);
 }
 
+/* What a drafter takes when it may take all. */
+static int count_threads(const eval_run *run, uint64_t *n)
+{
+    drafting one;
+    dspark_error err = {0};
+    dspark_status st = drafting_open(&one, &run->args->drafting, run->first, 0, 1, &err);
+    if (st != DSPARK_OK) return out_fail(st, &err);
+    *n = dspark_drafter_get_plan(one.drafter).n_threads;
+    drafting_close(&one);
+    return EXIT_OK;
+}
+
 static int run_all(eval_run *run)
 {
     size_t jobs = (size_t)run->args->jobs, n_open = 0, n_started = 0, i;
@@ -386,11 +398,11 @@ static int run_all(eval_run *run)
     pthread_t ids[MAX_JOBS];
     int code = EXIT_OK;
     if (jobs > run->n) jobs = run->n;
-    if (threads == 0) threads = dspark_drafter_get_plan(run->first->drafter).n_threads;
+    if (threads == 0 && jobs > 1 && (code = count_threads(run, &threads)) != EXIT_OK) return code;
     workers = calloc(jobs, sizeof *workers);
     if (!workers) return out_error(EXIT_INTERNAL, "out of memory");
     while (code == EXIT_OK && n_open < jobs)
-        code = open_worker(&workers[n_open++], run, (uint32_t)(threads / jobs ? threads / jobs : 1));
+        code = open_worker(&workers[n_open++], run, (uint32_t)(threads / jobs || jobs == 1 ? threads / jobs : 1));
     while (code == EXIT_OK && n_started < jobs) {
         if (pthread_create(&ids[n_started], NULL, work, &workers[n_started]) != 0) break;
         n_started++;
@@ -492,7 +504,7 @@ static int run_job(const eval_args *a)
     run.args = a;
     run.first = &first;
     pthread_mutex_init(&run.mutex, NULL);
-    st = drafting_open(&first, &a->drafting, NULL, (uint32_t)a->drafting.n_threads, 1, &err);
+    st = drafting_open(&first, &a->drafting, NULL, 0, 0, &err);
     code = st == DSPARK_OK ? list_dumps(&run) : out_fail(st, &err);
     if (code == EXIT_OK) {
         char path[4096];
@@ -561,7 +573,7 @@ int command_eval(int argc, char **argv)
          "keep finished dumps in FILE; the same command again\ngoes on from there", 0, 0, NULL, NULL},
         {"html", ARGS_TEXT, &a.html, "FILE", "write the report with its drawings to FILE", 0, 0, NULL, NULL},
         {"calibration-out", ARGS_TEXT, &a.calibration, "FILE",
-         "write the fitted temperatures of the confidence to FILE", 0, 0, NULL, NULL},
+         "write the fitted temperatures of the confidence to FILE,\nwhose name must end in .json", 0, 0, NULL, NULL},
         {"target-step-ms", ARGS_NUMBER, &a.target_step_ms, "MS",
          "time of one target step, for the break-even", 0, 0, NULL, NULL},
         {"no-analytic", ARGS_FLAG, &a.no_analytic, NULL,

@@ -32,6 +32,14 @@ static void number_cell(out_table *t, double value)
         out_table_cell(t, "%.3f", value);
 }
 
+/* A figure inside a sentence; "-" where there is none. */
+static const char *figure(char buf[16], double value)
+{
+    if (isnan(value)) return "-";
+    snprintf(buf, 16, "%.3f", value);
+    return buf;
+}
+
 static int print_positions(const eval_report *r)
 {
     const eval_figures *f = r->figures;
@@ -151,12 +159,13 @@ static void print_head(const eval_report *r)
 int eval_print_text(const eval_report *r)
 {
     const eval_figures *f = r->figures;
+    char a[16], b[16], c[16], d[16], e[16];
     int failed;
     print_head(r);
     printf("\nacceptance length  %.3f  drafts accepted + the target's own token, of %u (%s drafts "
            "against the text)\n", f->accepted + 1, f->k + 1, r->sampled ? "sampled" : "greedy");
-    printf("accepted drafts    %.3f  without that token, of %u; standard error %.3f\n", f->accepted, f->k,
-           f->accepted_stderr);
+    printf("accepted drafts    %.3f  without that token, of %u; standard error %s\n", f->accepted, f->k,
+           figure(a, f->accepted_stderr));
     if (!isnan(f->expected_sampled)) {
         printf("analytic           %.3f  expected length when draft and target sample at temperature %g\n",
                f->expected_sampled + 1, r->temperature);
@@ -171,8 +180,9 @@ int eval_print_text(const eval_report *r)
     printf("\nBy depth of the context\n");
     failed |= print_depths(r);
     if (f->has_confidence) {
-        printf("\nConfidence, all positions: ECE %.3f, Brier %.3f, AUC %.3f. Survival (products): ECE %.3f, "
-               "after scaling %.3f\n", f->ece, f->brier, f->auc, f->survival_ece, f->scaled_ece);
+        printf("\nConfidence, all positions: ECE %s, Brier %s, AUC %s. Survival (products): ECE %s, "
+               "after scaling %s\n", figure(a, f->ece), figure(b, f->brier), figure(c, f->auc),
+               figure(d, f->survival_ece), figure(e, f->scaled_ece));
     }
     if (r->times->n_drafts) {
         printf("\nTime (%" PRIu64 " blocks, %.1f a call)\n", r->times->n_drafts,

@@ -1,6 +1,6 @@
 /* The journal of `dspark eval`: one line of JSON a finished dump, so that an interrupted run goes on
- * where it stopped. A line that was cut off by a crash is dropped; anything else that is not as written
- * is an error. */
+ * where it stopped. Each line ends in a digest of itself. A line that was cut off by a crash is dropped;
+ * anything else that is not as written, be it one digit, is an error. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -122,6 +122,20 @@ static int unpack_data(const json_t *o, eval_data *d)
     return 0;
 }
 
+/* ---- lines ---- */
+
+static const char digest_key[] = ",\"digest\":\"";
+
+/* Does a line, with its newline, end in the digest of what stands before it? */
+static int is_as_written(const char *text, size_t n)
+{
+    char hex[33];
+    const size_t tail = sizeof digest_key - 1 + 32 + 3; /* `,"digest":"HEX"}` and the newline */
+    if (n <= tail || memcmp(text + n - tail, digest_key, sizeof digest_key - 1) != 0) return 0;
+    dspark_digest(text, n - tail, hex);
+    return memcmp(text + n - 35, hex, 32) == 0 && strcmp(text + n - 3, "\"}\n") == 0;
+}
+
 /* ---- reading ---- */
 
 static journal_line *new_line(eval_journal *j)
@@ -185,11 +199,12 @@ static int load_lines(eval_journal *j, const eval_key *key, long *good_end)
         if (text[n - 1] != '\n') break; /* cut off by a crash: it is written again */
         if (broken)
             code = out_error(EXIT_INPUT, "--resume: %s: line %zu is broken", j->path, number - 1);
-        else if (number == 1 && (!check_header(text, key, &k, &has_target) || k == 0 || k > 255))
+        else if (number == 1 && (!is_as_written(text, (size_t)n) ||
+                                 !check_header(text, key, &k, &has_target) || k == 0 || k > 255))
             code = out_error(EXIT_INPUT, "--resume: %s belongs to another evaluation (other model, dumps' "
                              "options or version); expected %s", j->path, key->text);
         else if (number > 1) {
-            int st = read_line(j, text, k, has_target);
+            int st = is_as_written(text, (size_t)n) ? read_line(j, text, k, has_target) : -1;
             if (st == -2) code = out_error(EXIT_INTERNAL, "out of memory");
             broken = st == -1;
         }
@@ -205,9 +220,15 @@ static int load_lines(eval_journal *j, const eval_key *key, long *good_end)
 
 static int write_line(eval_journal *j, json_t *o)
 {
-    int failed = json_dumpf(o, j->file, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0 ||
-                 fputc('\n', j->file) == EOF || fflush(j->file) != 0 || fsync(fileno(j->file)) != 0;
+    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)), hex[33];
+    size_t n = text ? strlen(text) - 1 : 0; /* without the closing brace */
+    int failed;
     json_decref(o);
+    if (!text) return out_error(EXIT_INTERNAL, "out of memory");
+    dspark_digest(text, n, hex);
+    failed = fprintf(j->file, "%.*s%s%s\"}\n", (int)n, text, digest_key, hex) < 0 ||
+             fflush(j->file) != 0 || fsync(fileno(j->file)) != 0;
+    free(text);
     return failed ? out_error(EXIT_INTERNAL, "--resume: %s: %s", j->path, strerror(errno)) : EXIT_OK;
 }
 

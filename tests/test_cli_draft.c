@@ -276,6 +276,91 @@ static void test_eval_journal(void **state)
     assert_has(r.err, "broken");
 }
 
+/* One changed digit of one figure: the file is refused, whichever line it is in. */
+static void test_eval_journal_digest(void **state)
+{
+    static const char *const places[] = {"\"accepted\":[", "\"target_p\":[0.", "\"k\":"};
+    char path[800];
+    size_t i, n;
+    (void)state;
+    snprintf(path, sizeof path, "%s/jd", cli_folder());
+    for (i = 0; i < 3; i++) {
+        char *text, *at;
+        FILE *f;
+        cli_result r;
+        remove(path);
+        assert_int_equal(run_cli(EVAL " --stride 3 --resume jd").code, 0);
+        text = read_whole_file(path, &n);
+        assert_non_null(text);
+        at = strstr(text, places[i]);
+        assert_non_null(at);
+        at += strlen(places[i]);
+        *at = *at == '1' ? '0' : '1';
+        f = fopen(path, "w");
+        assert_non_null(f);
+        assert_int_equal(fwrite(text, 1, n, f), n);
+        fclose(f);
+        free(text);
+        r = run_cli(EVAL " --stride 3 --resume jd");
+        assert_int_equal(r.code, 3);
+        assert_has(r.err, i < 2 ? "line 2 is broken" : "another evaluation");
+    }
+}
+
+/* Figures that one anchor does not have are told as "-". */
+static void test_eval_one_anchor(void **state)
+{
+    cli_result r;
+    json_t *doc;
+    char path[800];
+    (void)state;
+    snprintf(path, sizeof path, "%s/one", cli_folder());
+    assert_int_equal(mkdir(path, 0777), 0);
+    assert_int_equal(run_cli("synth --dump one/a.safetensors --for tiny --tokens 12 --seed 1").code, 0);
+    r = run_cli("eval tiny --data one --target " TARGET " --stride 1000");
+    assert_int_equal(r.code, 0);
+    assert_has(r.out, "standard error -\n");
+    assert_has(r.out, "AUC -. ");
+    assert_null(strstr(r.out, "nan"));
+    r = run_cli("eval tiny --data one --target " TARGET " --stride 1000 --json");
+    doc = parse(&r);
+    assert_true(json_is_null(json_object_get(doc, "accepted_drafts_stderr")));
+    json_decref(doc);
+}
+
+/* What is wrong with the target's files is not said of the drafter, and a temperature that is none of
+ * fp32 is the option's fault. */
+static void test_errors_name_the_culprit(void **state)
+{
+    char path[800];
+    cli_result r;
+    FILE *f;
+    size_t n;
+    char *text = read_whole_file(TARGET "/model.safetensors", &n);
+    int command;
+    (void)state;
+    assert_non_null(text);
+    snprintf(path, sizeof path, "%s/cut", cli_folder());
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(path, sizeof path, "%s/cut/model.safetensors", cli_folder());
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n - 10, f), n - 10);
+    fclose(f);
+    free(text);
+    for (command = 0; command < 2; command++) {
+        const char *run = command ? "eval tiny --data data" : "draft tiny --taps data/a.safetensors";
+        r = run_cli("%s --target cut", run);
+        assert_int_equal(r.code, 3);
+        assert_has(r.err, "dspark: cut: model.safetensors: truncated");
+        r = run_cli("%s --target " TARGET " --temperature 1e308", run);
+        assert_int_equal(r.code, 2);
+        assert_has(r.err, "--temperature: 1e+308 is not allowed");
+    }
+    r = run_cli("help eval");
+    assert_has(r.out, "whose name must end in .json");
+}
+
 static void test_eval_journal_is_a_file(void **state)
 {
     cli_result r = run_cli(EVAL " --stride 3 --resume /dev/full"); /* reads for ever */
@@ -344,6 +429,9 @@ int main(void)
         cmocka_unit_test(test_draft_refusals), cmocka_unit_test(test_eval_counts),
         cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
         cmocka_unit_test(test_eval_journal_is_a_file),
+        cmocka_unit_test(test_eval_journal_digest),
+        cmocka_unit_test(test_eval_one_anchor),
+        cmocka_unit_test(test_errors_name_the_culprit),
         cmocka_unit_test(test_eval_spares_its_inputs),
         cmocka_unit_test(test_eval_files), cmocka_unit_test(test_eval_refusals),
     };

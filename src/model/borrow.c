@@ -247,6 +247,18 @@ static dspark_status pack_host(dspark__filler *f, const dspark_host_matrix *h, d
 
 /* ---- in turn ---- */
 
+/* What is wrong with the target's files is said of the target: a draft has files of the same names. */
+static dspark_status name_target(dspark_status st, const char *path, dspark_error *err)
+{
+    char where[sizeof err->where];
+    if (!err || st == DSPARK_OK || st == DSPARK_ENOMEM || st == DSPARK_ECANCELLED ||
+        strncmp(err->where, path, strlen(path)) == 0)
+        return st;
+    memcpy(where, err->where, sizeof where);
+    snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
+    return st;
+}
+
 dspark_status dspark__borrow_identity(const dspark__filler *f, const dspark__module *own_embed,
                                       const dspark__module *own_lm_head, char hex[33],
                                       dspark_error *err)
@@ -262,7 +274,7 @@ dspark_status dspark__borrow_identity(const dspark__filler *f, const dspark__mod
     if (st == DSPARK_OK) st = dspark__checkpoint_open_some(&files, o->target, is_wanted, &want, err);
     if (st == DSPARK_OK) st = dspark__checkpoint_identity(files, hex, NULL, err);
     dspark__checkpoint_close(files);
-    return st;
+    return name_target(st, o->target, err);
 }
 
 dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
@@ -291,9 +303,11 @@ dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
     /* A target that is given must fit, also when nothing is needed of it. */
     if (o->target) {
         int tied, has_config;
-        if (want.embed || want.lm_head) return take_target(f, &want, err);
-        return check_config(o->target, c, !own_embed->n_parts || !own_lm_head->n_parts, &tied,
-                            &has_config, err);
+        st = want.embed || want.lm_head
+                 ? take_target(f, &want, err)
+                 : check_config(o->target, c, !own_embed->n_parts || !own_lm_head->n_parts, &tied,
+                                &has_config, err);
+        return name_target(st, o->target, err);
     }
     if (want.embed || want.lm_head)
         return dspark__fail(err, DSPARK_EMODEL, want.embed ? "embed_tokens" : "lm_head",
