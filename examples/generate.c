@@ -10,6 +10,8 @@
 #include "tiny_llama.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -180,6 +182,36 @@ static int write_rows(run *r, dspark_writer *w, dspark_error *err)
     return ok ? 0 : -1;
 }
 
+/* Does the dump lie in `folder`? Its files are read. */
+static int lies_in(const char *dump, const char *folder)
+{
+    char parent[PATH_MAX];
+    struct stat a, b;
+    const char *slash = strrchr(dump, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - dump + 1) : 1, slash ? dump : ".");
+    return stat(parent, &a) == 0 && stat(folder, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Before the text is made: can there be a dump? */
+static int try_dump(const settings *set)
+{
+    dspark_writer *w;
+    dspark_error err;
+    struct stat info;
+    const char *why = NULL;
+    if (lies_in(set->dump, set->target) || lies_in(set->dump, set->draft))
+        why = "lies among the files of a model";
+    else if (stat(set->dump, &info) == 0 && !S_ISREG(info.st_mode))
+        why = "exists and is no file";
+    if (why) {
+        fprintf(stderr, "generate: --dump: %s %s\n", set->dump, why);
+        return -1;
+    }
+    if (dspark_writer_create(&w, set->dump, &err) != DSPARK_OK) return fail(&err);
+    dspark_writer_abort(w);
+    return 0;
+}
+
 static int write_dump(run *r)
 {
     const uint64_t shape[3] = {(uint64_t)r->n_text, r->config->n_taps + 1u, (uint64_t)r->target.dim};
@@ -271,6 +303,7 @@ static int generate(run *r)
     int32_t *spoken;
     double alone;
     int code;
+    if (r->set->dump && try_dump(r->set) != 0) return -1;
     if (llama_load(&r->target, r->set->target, MAX_BLOCK + 1) != 0 || open_drafter(r) != 0 ||
         make_buffers(r) != 0)
         return -1;
@@ -295,6 +328,12 @@ static int generate(run *r)
     return code;
 }
 
+static int read_colour(settings *s, const char *word)
+{
+    s->colour = strcmp(word, "always") == 0;
+    return s->colour || strcmp(word, "never") == 0;
+}
+
 static int read_settings(settings *s, int argc, char **argv)
 {
     int i;
@@ -310,8 +349,7 @@ static int read_settings(settings *s, int argc, char **argv)
         else if (strcmp(argv[i], "--prompt") == 0) s->prompt = argv[i + 1];
         else if (strcmp(argv[i], "--dump") == 0) s->dump = argv[i + 1];
         else if (strcmp(argv[i], "--bytes") == 0) s->n_bytes = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--colour") == 0) s->colour = strcmp(argv[i + 1], "always") == 0;
-        else break;
+        else if (strcmp(argv[i], "--colour") != 0 || !read_colour(s, argv[i + 1])) break;
     }
     if (i == argc && s->n_bytes > 1) return 0;
     fprintf(stderr, "usage: generate [--target DIR] [--draft DIR] [--prompt TEXT] [--bytes N] "

@@ -290,6 +290,38 @@ static void test_append_rules(void **state)
     drafts_close(&t);
 }
 
+/* A call may be cut in pieces inside; the row that an error names is the call's. */
+static void test_append_names_rows(void **state)
+{
+    drafts t;
+    (void)state;
+    drafts_open(&t, NULL, 0);
+    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 64, 16, 1);
+    dspark_session *s = drafts_session(p);
+    t.taps[577 * t.taps_width + 3] = 0x7fc1;
+    refused(dspark_session_append(s, d, 0, t.taps, t.taps_width, 0, 600, &err), DSPARK_ENONFINITE);
+    if (!strstr(err.message, "row 577,")) fail_msg("%s", err.message);
+    drafts_expect_fresh(&t, s, d, (size_t)dspark_session_length(s));
+    /* the context that the drafter lends names its own caller's rows again */
+    int64_t position = 0, slot = 0;
+    dspark_batch b;
+    dspark_cache *cache;
+    dspark_batch_init(&b);
+    b.n_tokens = 1;
+    b.taps = t.taps + 577 * t.taps_width;
+    b.positions = &position;
+    b.slots = &slot;
+    must(dspark_cache_create(&cache, t.model, DSPARK_CACHE_BF16, 16, 1, NULL, &err));
+    refused(dspark_context_run(dspark_drafter_context(d), &b, dspark_cache_get_view(cache), NULL, &err),
+            DSPARK_ENONFINITE);
+    if (!strstr(err.message, "row 0,")) fail_msg("%s", err.message);
+    dspark_cache_free(cache);
+    dspark_pool_free(p);
+    dspark_drafter_free(d);
+    drafts_close(&t);
+}
+
 /* A full pool: the append that does not fit leaves all as it was, also where a shared block would have
  * had to be copied. */
 static void test_full_pool(void **state)
@@ -690,6 +722,7 @@ int main(void)
         cmocka_unit_test(test_rewind),
         cmocka_unit_test(test_reused_blocks),
         cmocka_unit_test(test_append_rules),
+        cmocka_unit_test(test_append_names_rows),
         cmocka_unit_test(test_full_pool),
         cmocka_unit_test(test_session_count),
         cmocka_unit_test(test_accept),

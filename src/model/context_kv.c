@@ -95,10 +95,10 @@ static dspark_status fail_nonfinite(const dspark_context *ctx, const dspark_batc
     while (i + 1 < n && ctx->kern.finite_bf16(x + 2 * i, 1)) i++;
     if (b->states)
         return dspark__fail(err, DSPARK_ENONFINITE, "states", "row %zu, column %zu is not finite",
-                            row, i);
+                            ctx->first_row + row, i);
     return dspark__fail(err, DSPARK_ENONFINITE, "taps",
-                        "row %zu, tap %zu (target layer %d), column %zu is not finite", row,
-                        i / c->tap_width, (int)c->tap_layers[i / c->tap_width], i % c->tap_width);
+                        "row %zu, tap %zu (target layer %d), column %zu is not finite",
+                        ctx->first_row + row, i / c->tap_width, (int)c->tap_layers[i / c->tap_width], i % c->tap_width);
 }
 
 static int layer_mapped(const dspark_batch *b, const dspark__cache_map *map, uint32_t layer)
@@ -185,11 +185,12 @@ static void start_chunk(dspark__chunk *chunk, size_t row0, size_t n)
     }
 }
 
-static dspark_status fail_overflow(const dspark__bad *bad, const char *what, dspark_error *err)
+static dspark_status fail_overflow(const dspark_context *ctx, const dspark__bad *bad, const char *what,
+                                   dspark_error *err)
 {
     return dspark__fail(err, DSPARK_ENONFINITE, what,
-                        "row %zu, layer %u overflows: the result is not finite", bad->row,
-                        bad->layer);
+                        "row %zu, layer %u overflows: the result is not finite",
+                        ctx->first_row + bad->row, bad->layer);
 }
 
 static dspark_status run_chunk(const dspark__chunk *chunk, dspark_run_info *info, dspark_error *err)
@@ -198,11 +199,11 @@ static dspark_status run_chunk(const dspark__chunk *chunk, dspark_run_info *info
     dspark__bad bad;
     if (b->taps) {
         dspark__stage_states(chunk, chunk->views[DSPARK__VIEW_STATES], &bad);
-        if (bad.row != SIZE_MAX) return fail_overflow(&bad, "states", err);
+        if (bad.row != SIZE_MAX) return fail_overflow(chunk->ctx, &bad, "states", err);
     }
     dspark__stage_rope(chunk);
     dspark__stage_insert(chunk, &info->n_written, &bad);
-    if (bad.row != SIZE_MAX) return fail_overflow(&bad, "entries", err);
+    if (bad.row != SIZE_MAX) return fail_overflow(chunk->ctx, &bad, "entries", err);
     for (size_t i = 0; i < chunk->n; i++)
         if (b->positions[chunk->row0 + i] > info->max_position)
             info->max_position = b->positions[chunk->row0 + i];
@@ -279,7 +280,7 @@ static dspark_status states_checked(dspark_context *ctx, const dspark_batch *b, 
         size_t left = b->n_tokens - row;
         start_chunk(&chunk, row, left < ctx->layout.max_tokens ? left : ctx->layout.max_tokens);
         dspark__stage_states(&chunk, states + row * c->hidden_size, &bad);
-        if (bad.row != SIZE_MAX) return fail_overflow(&bad, "states", err);
+        if (bad.row != SIZE_MAX) return fail_overflow(ctx, &bad, "states", err);
     }
     return DSPARK_OK;
 }

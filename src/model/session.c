@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/status.h"
+#include "model/context.h"
 
 /* Rows of one call of the context path, and sessions of one call of the drafter: their positions and
  * inputs lie on the stack. */
@@ -72,9 +73,11 @@ static dspark_status check_append(const dspark_session *s, const dspark_drafter 
     return DSPARK_OK;
 }
 
-static dspark_status append_chunk(dspark_session *s, dspark_drafter *d, const unsigned char *taps,
-                                  size_t stride, size_t n, dspark_error *err)
+/* Rows of a call from `row` on; errors name the call's rows. */
+static dspark_status append_chunk(dspark_session *s, dspark_drafter *d, size_t row,
+                                  const unsigned char *taps, size_t stride, size_t n, dspark_error *err)
 {
+    dspark_context *context = dspark__drafter_context(d);
     int64_t positions[CHUNK_ROWS], slots[CHUNK_ROWS];
     dspark_run_info info;
     dspark_batch b = {.struct_size = sizeof b, .n_tokens = n, .taps = taps, .taps_stride = stride,
@@ -83,7 +86,9 @@ static dspark_status append_chunk(dspark_session *s, dspark_drafter *d, const un
         positions[i] = (int64_t)(s->length + i);
         slots[i] = dspark__session_slot(s, s->length + i);
     }
-    dspark_status st = dspark__context_run(dspark__drafter_context(d), &b, &s->pool->view, &info, err);
+    context->first_row = row;
+    dspark_status st = dspark__context_run(context, &b, &s->pool->view, &info, err);
+    context->first_row = 0;
     s->length += info.n_rows;
     return st;
 }
@@ -101,7 +106,7 @@ dspark_status dspark__session_append(dspark_session *s, dspark_drafter *d, uint6
                             "%zu rows at %zu bytes, a row has %zu", n, taps_stride, taps_width * 2);
     if ((st = dspark__session_reserve(s, s->length + n, err)) != DSPARK_OK) return st;
     for (size_t i = 0; st == DSPARK_OK && i < n; i += CHUNK_ROWS)
-        st = append_chunk(s, d, row + i * taps_stride, taps_stride,
+        st = append_chunk(s, d, i, row + i * taps_stride, taps_stride,
                           n - i < CHUNK_ROWS ? n - i : CHUNK_ROWS, err);
     if (st != DSPARK_OK) dspark__session_trim(s);
     return st;
