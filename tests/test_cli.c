@@ -83,7 +83,7 @@ static void test_top_level(void **state)
     assert_int_equal(r.code, 2);
     assert_string_equal(r.out, "");
     assert_has(r.err, "'frobnicate'");
-    assert_has(r.err, "inspect synth context compare quantize draft eval bench");
+    assert_has(r.err, "inspect synth context compare quantize pack draft eval bench");
     r = run_cli("help frobnicate");
     assert_int_equal(r.code, 2);
 }

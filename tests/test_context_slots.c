@@ -263,6 +263,12 @@ static void refusals_write_nothing(void **state)
     REFUSE(DSPARK_ERANGE, "positions", positions[29] = INT64_MIN);
     REFUSE(DSPARK_ENONFINITE, "row 29, tap 1", taps[29 * f->taps_width + f->taps_width / 5] = 0x7fc1);
     REFUSE(DSPARK_ENONFINITE, "column 3", taps[29 * f->taps_width + 3] = 0xff80); /* -inf */
+    /* Of several wrong rows the first is named, of a row its slot and position before its numbers. */
+    REFUSE(DSPARK_ENONFINITE, "row 7", (slots[8] = CACHE_SLOTS, taps[7 * f->taps_width] = 0x7f80));
+    REFUSE(DSPARK_ERANGE, "row 7", (slots[7] = CACHE_SLOTS, taps[8 * f->taps_width] = 0x7f80));
+    REFUSE(DSPARK_ERANGE, "positions", (positions[7] = -1, taps[7 * f->taps_width] = 0x7f80));
+    REFUSE(DSPARK_ENONFINITE, "row 7",
+           (taps[29 * f->taps_width] = taps[7 * f->taps_width] = 0x7f80));
     REFUSE(DSPARK_EINVAL, "taps", b.taps = NULL);
     REFUSE(DSPARK_EINVAL, "states", b.states = taps);
     REFUSE(DSPARK_EINVAL, "slots", b.slots = NULL);

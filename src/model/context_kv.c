@@ -1,11 +1,15 @@
 /* A context: checks a whole batch before the first write, then cuts it into chunks of consecutive
  * active rows and hands them to the stages. Allocates at creation only. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/fpenv.h"
 #include "base/status.h"
 #include "model/context.h"
+
+/* What reading a byte of the input costs, in multiply-adds of a product. */
+#define CHECK_COST 4.0
 
 dspark_status dspark__context_create(dspark_context **out, const dspark_model *model,
                                      const dspark_context_opts *opts, dspark_error *err)
@@ -114,11 +118,12 @@ static int row_active(const dspark_batch *b, const dspark__cache_map *map, size_
     return 0;
 }
 
-static dspark_status check_rows(const dspark_context *ctx, const dspark_batch *b,
-                                const dspark__cache_map *map, dspark_error *err)
+/* Slots and positions of the active rows. *row: the first that is wrong, n_tokens when none is. */
+static dspark_status check_places(const dspark_context *ctx, const dspark_batch *b,
+                                  const dspark__cache_map *map, size_t *row, dspark_error *err)
 {
     const dspark_config *c = &ctx->model->config;
-    for (size_t i = 0; i < b->n_tokens; i++) {
+    for (size_t i = *row = 0; i < b->n_tokens; *row = ++i) {
         if (!row_active(b, map, i)) continue; /* neither its position nor its numbers are read */
         for (uint32_t l = 0; l < map->n_layers; l++) {
             if (!layer_mapped(b, map, l)) continue;
@@ -135,10 +140,56 @@ static dspark_status check_rows(const dspark_context *ctx, const dspark_batch *b
             return dspark__fail(err, DSPARK_ERANGE, "positions",
                                 "row %zu: position %lld, the model has 0 to %llu", i,
                                 (long long)position, (unsigned long long)c->max_positions - 1);
-        if (!ctx->kern.finite_bf16(input_row(b, c, i), row_bytes(b, c) / 2))
-            return fail_nonfinite(ctx, b, i, err);
     }
     return DSPARK_OK;
+}
+
+typedef struct finite_job {
+    const dspark_context *ctx;
+    const dspark_batch *batch;
+    const dspark__cache_map *map; /* NULL: all rows are active */
+    size_t n;
+    atomic_size_t next, bad;
+} finite_job;
+
+static void finite_task(void *arg, size_t worker)
+{
+    finite_job *job = arg;
+    const dspark_context *ctx = job->ctx;
+    const dspark_config *c = &ctx->model->config;
+    const size_t n = row_bytes(job->batch, c) / 2;
+    (void)worker;
+    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
+        if (job->map && !row_active(job->batch, job->map, i)) continue;
+        if (ctx->kern.finite_bf16(input_row(job->batch, c, i), n)) continue;
+        size_t seen = atomic_load(&job->bad);
+        while (i < seen && !atomic_compare_exchange_weak(&job->bad, &seen, i)) {
+        }
+    }
+}
+
+/* The numbers of the active ones of rows [0, n): the first that is wrong is named. Every batch is read
+ * once for this, so large ones are read by all threads. */
+static dspark_status check_numbers(const dspark_context *ctx, const dspark_batch *b,
+                                   const dspark__cache_map *map, size_t n, dspark_error *err)
+{
+    finite_job job = {.ctx = ctx, .batch = b, .map = map, .n = n};
+    double work = (double)n * (double)row_bytes(b, &ctx->model->config) * CHECK_COST;
+    atomic_init(&job.next, 0);
+    atomic_init(&job.bad, n);
+    dspark__threads_run(ctx->threads, finite_task, &job, dspark__threads_worth(ctx->threads, n, work));
+    size_t bad = atomic_load(&job.bad);
+    return bad < n ? fail_nonfinite(ctx, b, bad, err) : DSPARK_OK;
+}
+
+/* Of several wrong rows the first one is named; of a row its slot and position come first. */
+static dspark_status check_rows(const dspark_context *ctx, const dspark_batch *b,
+                                const dspark__cache_map *map, dspark_error *err)
+{
+    size_t n;
+    dspark_status places = check_places(ctx, b, map, &n, err);
+    dspark_status numbers = check_numbers(ctx, b, map, n, err);
+    return numbers != DSPARK_OK ? numbers : places;
 }
 
 /* ---- chunks ---- */
@@ -270,9 +321,7 @@ static dspark_status states_checked(dspark_context *ctx, const dspark_batch *b, 
     const dspark_config *c = &ctx->model->config;
     dspark__chunk chunk = {.ctx = ctx, .batch = b};
     dspark__bad bad;
-    for (size_t i = 0; i < b->n_tokens; i++)
-        if (!ctx->kern.finite_bf16(input_row(b, c, i), row_bytes(b, c) / 2))
-            return fail_nonfinite(ctx, b, i, err);
+    if ((st = check_numbers(ctx, b, NULL, b->n_tokens, err)) != DSPARK_OK) return st;
     st = dspark__workspace_get(&ctx->workspace, ctx->layout.sizes, DSPARK__VIEW_COUNT, chunk.views,
                                err);
     if (st != DSPARK_OK) return st;

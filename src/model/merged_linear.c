@@ -16,6 +16,8 @@
  * L2 cache (1 MB) while the weights stream through. */
 #define BLOCK_K 1792u
 #define BLOCK_PANELS 3u
+/* Up to this many rows x stays in the L2 cache as a whole, and a panel goes to its end: one stream. */
+#define WHOLE_ROWS 48u
 
 const dspark__packing dspark__packing_bf16 = {.bits = 16};
 
@@ -215,9 +217,10 @@ static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint3
         kern->gemm_bf16(g);
         return;
     }
+    const uint32_t step = g->n_rows <= WHOLE_ROWS ? 1 : BLOCK_PANELS;
     g->acc = acc;
-    for (uint32_t p = 0; p < n_panels; p += BLOCK_PANELS) {
-        g->n_panels = n_panels - p < BLOCK_PANELS ? n_panels - p : BLOCK_PANELS;
+    for (uint32_t p = 0; p < n_panels; p += step) {
+        g->n_panels = n_panels - p < step ? n_panels - p : step;
         g->out = out + (size_t)p * DSPARK__PANEL;
         g->n_out = n_out - (size_t)p * DSPARK__PANEL;
         if (g->n_out > g->n_panels * DSPARK__PANEL) g->n_out = g->n_panels * DSPARK__PANEL;

@@ -24,7 +24,7 @@ enum {
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
     BLOCK_TWO = 128,   /* pairs of a block for two tiles: 24 KB */
-    BLOCK_MORE = 1024, /* and for more: they fit L2 twice, and sums are loaded and stored rarely */
+    BLOCK_MORE = 448,  /* and for more: 84 KB, which fit L2 twice beside much of x */
     AHEAD = 8192,
     AHEAD_ROWS = 7,    /* the fewest rows of a lone tile that fetches ahead */
     LINE = 64
