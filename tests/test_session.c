@@ -290,6 +290,41 @@ static void test_append_rules(void **state)
     drafts_close(&t);
 }
 
+/* Sampled drafts are draws from the laws that are handed out, by the documented keys: the block's number
+ * is put in by the library, so a session needs one sequence number for all its blocks. */
+static void test_noise_of_blocks(void **state)
+{
+    drafts t;
+    dspark_sampling law;
+    (void)state;
+    drafts_open(&t, NULL, 0);
+    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 1);
+    dspark_session *s = drafts_session(p);
+    dspark_sampling_init(&law);
+    law.temperature = 1;
+    for (uint64_t at = 10; at < 13; at++) {
+        dspark_draft_input in = drafts_input(5);
+        drafted *r = drafted_new(&t);
+        drafts_append(&t, s, d, at == 10 ? 0 : at - 1, at == 10 ? 10 : 1);
+        in.sampling = &law;
+        in.seed = 77;
+        in.sequence = 9;
+        must(dspark_session_draft(s, d, &in, &r->out, &err));
+        assert_int_equal(r->out.n_tokens, t.c->block_size);
+        for (uint32_t i = 0; i < r->out.n_tokens; i++) {
+            const dspark_noise_key key = {77, 9, at + 1 + i, DSPARK_NOISE_DRAFT, at + 1};
+            int32_t token;
+            must(dspark_sample(r->probs + i * t.c->vocab_size, t.c->vocab_size, &key, &token, &err));
+            assert_int_equal(r->tokens[i], token);
+        }
+        drafted_free(r);
+    }
+    dspark_pool_free(p);
+    dspark_drafter_free(d);
+    drafts_close(&t);
+}
+
 /* A call may be cut in pieces inside; the row that an error names is the call's. */
 static void test_append_names_rows(void **state)
 {
@@ -723,6 +758,7 @@ int main(void)
         cmocka_unit_test(test_reused_blocks),
         cmocka_unit_test(test_append_rules),
         cmocka_unit_test(test_append_names_rows),
+        cmocka_unit_test(test_noise_of_blocks),
         cmocka_unit_test(test_full_pool),
         cmocka_unit_test(test_session_count),
         cmocka_unit_test(test_accept),

@@ -24,7 +24,7 @@ static dspark_error err;
 
 static dspark_noise_key key_of(uint64_t sequence, uint64_t position, dspark_noise purpose)
 {
-    dspark_noise_key key = {SEED, sequence, position, purpose};
+    dspark_noise_key key = {SEED, sequence, position, purpose, 0};
     return key;
 }
 
@@ -64,6 +64,27 @@ static void test_philox_known_answers(void **state)
     }
 }
 
+/* tools/oracle/noise.py, written from the documentation, prints this table. */
+static void test_noise_of_the_twin(void **state)
+{
+    static const struct {
+        dspark_noise_key key;
+        double u;
+    } table[] = {
+        {{0x0, 0x0, 0x0, 0x1, 0x0}, 0x1.af92a7468a966p-1},
+        {{0x4f1b, 0x7, 0x64, 0x1, 0x64}, 0x1.dfec2a002e02dp-1},
+        {{0x4f1b, 0x7, 0x66, 0x1, 0x64}, 0x1.199b165a249c4p-1},
+        {{0x4f1b, 0x7, 0x66, 0x1, 0x65}, 0x1.fabbf52ceef3bp-1},
+        {{0x4f1b, 0x7, 0x66, 0x2, 0x64}, 0x1.fd1589ece7ddbp-1},
+        {{0x123456789abcdef, 0xfedcba9876543210, 0x1234567890, 0x3, 0x123456788a}, 0x1.925143f62d739p-1},
+        {{0x1, 0x8000000000000000, 0x10000000003, 0x4, 0x10000000000}, 0x1.47d8a5a502692p-1},
+    };
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof table / sizeof *table; i++)
+        assert_true(dspark_uniform(&table[i].key) == table[i].u);
+}
+
 static void test_noise_depends_on_all_of_its_key(void **state)
 {
     dspark_noise_key a = key_of(1, 2, DSPARK_NOISE_DRAFT), b;
@@ -78,6 +99,10 @@ static void test_noise_depends_on_all_of_its_key(void **state)
     b = a, b.position++;
     assert_true(dspark_uniform(&b) != u);
     b = a, b.purpose = DSPARK_NOISE_ACCEPT;
+    assert_true(dspark_uniform(&b) != u);
+    b = a, b.block = 2;
+    assert_true(dspark_uniform(&b) != u);
+    b = a, b.block = UINT64_C(1) << 32;
     assert_true(dspark_uniform(&b) != u);
     /* Draft and verifier noise of one place are independent: 16 x 16 cells, chi-square. */
     {
@@ -477,7 +502,8 @@ static void test_counters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox_known_answers), cmocka_unit_test(test_noise_depends_on_all_of_its_key),
+        cmocka_unit_test(test_philox_known_answers), cmocka_unit_test(test_noise_of_the_twin),
+        cmocka_unit_test(test_noise_depends_on_all_of_its_key),
         cmocka_unit_test(test_distribution), cmocka_unit_test(test_bad_rows_give_no_token),
         cmocka_unit_test(test_samples_follow_the_row), cmocka_unit_test(test_output_has_the_targets_law),
         cmocka_unit_test(test_acceptance_is_analytic), cmocka_unit_test(test_verify_corners),

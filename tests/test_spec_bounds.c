@@ -50,18 +50,18 @@ static void test_block_law_behind_the_first_token(void **state)
     int a, b, i;
     (void)state;
     for (run = 0; run < RUNS; run++) {
-        dspark_noise_key key = {SEED, run, 10, DSPARK_NOISE_ACCEPT};
+        dspark_noise_key key = {SEED, run, 10, DSPARK_NOISE_ACCEPT, 0};
         int32_t drafts[DEPTH], out[DEPTH + 1];
         dspark_verdict_tokens v;
         for (i = 0; i < DEPTH; i++) {
-            dspark_noise_key draw = {SEED, run, 10 + (uint64_t)i, DSPARK_NOISE_DRAFT};
+            dspark_noise_key draw = {SEED, run, 10 + (uint64_t)i, DSPARK_NOISE_DRAFT, 0};
             must(dspark_sample(q_rows[i], V, &draw, &drafts[i], &err));
         }
         must(dspark_verify(DSPARK_VERIFY_BLOCK, drafts, DEPTH, q_rows[0], 0, p_rows[0], V, &key, &v, &err));
         for (i = 0; i < (int)v.n_accepted; i++) out[i] = drafts[i];
         out[v.n_accepted] = v.next;
         if (v.n_accepted == 0) {
-            key = (dspark_noise_key){SEED, run, 900, DSPARK_NOISE_BONUS};
+            key = (dspark_noise_key){SEED, run, 900, DSPARK_NOISE_BONUS, 0};
             must(dspark_sample(p_rows[1], V, &key, &out[1], &err));
         }
         counts[out[0] * V + out[1]]++;
@@ -86,14 +86,14 @@ static void test_noise_is_what_it_is_documented_to_be(void **state)
         dspark_noise_key key;
         double u;
     } known[5] = {
-        {{0, 0, 0, DSPARK_NOISE_DRAFT}, 0x1.af92a7468a966p-1},
-        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_DRAFT},
+        {{0, 0, 0, DSPARK_NOISE_DRAFT, 0}, 0x1.af92a7468a966p-1},
+        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_DRAFT, 0},
          0x1.241039433c790p-2},
-        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_ACCEPT},
+        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_ACCEPT, 0},
          0x1.a678ed17cb440p-4},
-        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_RESIDUAL},
+        {{0x123456789abcdef0, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, DSPARK_NOISE_RESIDUAL, 0},
          0x1.ef16e79ad3298p-4},
-        {{1, (uint64_t)1 << 40, (uint64_t)1 << 33, DSPARK_NOISE_BONUS}, 0x1.f5f6900eeaaddp-1},
+        {{1, (uint64_t)1 << 40, (uint64_t)1 << 33, DSPARK_NOISE_BONUS, 0}, 0x1.f5f6900eeaaddp-1},
     };
     size_t i;
     (void)state;
@@ -108,9 +108,9 @@ static void test_purposes_of_the_last_token(void **state)
     uint64_t run;
     (void)state;
     for (run = 0; run < 512; run++) {
-        dspark_noise_key key = {SEED, run, 20, DSPARK_NOISE_ACCEPT};
-        dspark_noise_key bonus = {SEED, run, 20, DSPARK_NOISE_BONUS};
-        dspark_noise_key residual = {SEED, run, 20, DSPARK_NOISE_RESIDUAL};
+        dspark_noise_key key = {SEED, run, 20, DSPARK_NOISE_ACCEPT, 20};
+        dspark_noise_key bonus = {SEED, run, 20, DSPARK_NOISE_BONUS, 20};
+        dspark_noise_key residual = {SEED, run, 20, DSPARK_NOISE_RESIDUAL, 20};
         const int32_t impossible = 0;
         dspark_verdict_tokens v;
         int32_t want;

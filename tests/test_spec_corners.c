@@ -38,7 +38,7 @@ static void choose(double draft, double accept, double after)
 static dspark_verdict_tokens verify_one(dspark_verify_method method, int32_t draft, const float *q,
                                         const float p[2][V])
 {
-    const dspark_noise_key key = {1, 2, 3, DSPARK_NOISE_ACCEPT};
+    const dspark_noise_key key = {1, 2, 3, DSPARK_NOISE_ACCEPT, 0};
     dspark_verdict_tokens v;
     must(dspark_verify(method, &draft, 1, q, !q, p[0], V, &key, &v, &err));
     return v;
@@ -115,7 +115,7 @@ static void test_the_residual(void **state)
 static void test_the_ends_of_a_draw(void **state)
 {
     const float p[5] = {0, 0.25f, 0, 0.75f, 0};
-    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_DRAFT};
+    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_DRAFT, 0};
     const double draws[4] = {0, 0x1.fffffffffffffp-3, 0.25, ALMOST_1};
     const int32_t want[4] = {1, 1, 3, 3};
     int32_t token;
@@ -133,7 +133,7 @@ static void test_rows_that_are_no_distribution(void **state)
 {
     const float rows[5][V] = {{0.5f, 0.5f, NAN}, {NAN, 0.5f, 0.5f}, {0.9f, -0.8f, 0.9f}, {0.5f, INFINITY, 0},
                               {0, 0, 0}};
-    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_DRAFT};
+    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_DRAFT, 0};
     const double draws[3] = {0, 0.5, ALMOST_1};
     int i, k;
     (void)state;
@@ -150,7 +150,7 @@ static void test_verify_refuses_such_rows(void **state)
 {
     const float good[2][V] = {{0.5f, 0.25f, 0.25f}, {1, 0, 0}};
     const float bad[4][V] = {{NAN, 0.5f, 0.5f}, {1.5f, -0.5f, 0}, {INFINITY, 0, 0}, {0.5f, 0.25f, 0.2f}};
-    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_ACCEPT};
+    const dspark_noise_key key = {0, 0, 0, DSPARK_NOISE_ACCEPT, 0};
     const int32_t draft = 0, below = -1;
     int i, method;
     (void)state;

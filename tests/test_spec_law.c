@@ -170,7 +170,7 @@ static void test_drawn_is_what_is_handed_out(void **state)
     must(dspark_distribution(&t, logits, DSPARK_BF16, N, p, &err));
     for (i = 0; i < N; i++) want[i] = (double)p[i];
     for (i = 0; i < DRAWS; i++) {
-        dspark_noise_key key = {SEED, 1, i, DSPARK_NOISE_DRAFT};
+        dspark_noise_key key = {SEED, 1, i, DSPARK_NOISE_DRAFT, 0};
         int32_t token;
         must(dspark_sample(p, N, &key, &token, &err));
         counts[token]++;
@@ -210,11 +210,11 @@ static uint32_t play(const pair *x, dspark_verify_method method, int one_hot, ui
 {
     float p[DEPTH + 1][V], q[DEPTH][V];
     int32_t drafts[DEPTH], prev = 0;
-    dspark_noise_key key = {SEED, run, 40, DSPARK_NOISE_ACCEPT};
+    dspark_noise_key key = {SEED, run, 40, DSPARK_NOISE_ACCEPT, 0};
     dspark_verdict_tokens v;
     uint32_t i, t;
     for (i = 0; i < DEPTH; i++) {
-        dspark_noise_key draw = {SEED, run, 40 + i, DSPARK_NOISE_DRAFT};
+        dspark_noise_key draw = {SEED, run, 40 + i, DSPARK_NOISE_DRAFT, 0};
         memcpy(p[i], x->p[prev], sizeof p[i]);
         memcpy(q[i], x->q[prev], sizeof q[i]);
         must(dspark_sample(q[i], V, &draw, &drafts[i], &err));

@@ -28,20 +28,20 @@ static dspark_error err;
 static const float target_rows[V][V] = {{0.4f, 0.2f, 0.4f}, {0.5f, 0.25f, 0.25f}, {0.7f, 0.2f, 0.1f}};
 static const float draft_rows[V][V] = {{0.8f, 0.1f, 0.1f}, {0.2f, 0.3f, 0.5f}, {0.1f, 0.3f, 0.6f}};
 
-/* LENGTH tokens after token 0, block by block. own_noise: each block has a sequence number of its own. */
+/* LENGTH tokens after token 0, block by block, all of one sequence number. own_noise: drafts are drawn
+ * with the block's number in their key; else by position alone, as they must not be. */
 static void write_text(dspark_verify_method method, int own_noise, uint64_t run, int32_t text[])
 {
-    uint32_t n = 1, block = 0;
+    uint32_t n = 1;
     text[0] = 0;
     while (n <= LENGTH) {
         float p[DEPTH + 1][V], q[DEPTH][V];
         int32_t drafts[DEPTH], prev = text[n - 1];
-        const uint64_t sequence = own_noise ? run * 16 + block++ : run;
-        dspark_noise_key key = {SEED, sequence, 100 + n, DSPARK_NOISE_ACCEPT};
+        dspark_noise_key key = {SEED, run, 100 + n, DSPARK_NOISE_ACCEPT, 0};
         dspark_verdict_tokens v;
         uint32_t i;
         for (i = 0; i < DEPTH; i++) {
-            dspark_noise_key draw = {SEED, sequence, 100 + n + i, DSPARK_NOISE_DRAFT};
+            dspark_noise_key draw = {SEED, run, 100 + n + i, DSPARK_NOISE_DRAFT, own_noise ? 100 + n : 0};
             memcpy(p[i], target_rows[prev], sizeof p[i]);
             memcpy(q[i], draft_rows[prev], sizeof q[i]);
             must(dspark_sample(q[i], V, &draw, &drafts[i], &err));
@@ -80,7 +80,7 @@ static double distance(dspark_verify_method method, int own_noise, int *df)
         ++*df;
     }
     print_message("  seed %u, %s, %s: chi-square of %d: %.1f\n", SEED, method ? "block" : "token",
-                  own_noise ? "a sequence number for each block" : "one sequence number", *df, sum);
+                  own_noise ? "drafts of each block's noise" : "drafts by position", *df, sum);
     return sum;
 }
 
@@ -89,11 +89,11 @@ static void test_texts_of_several_blocks(void **state)
     int df;
     double x;
     (void)state;
-    x = distance(DSPARK_VERIFY_TOKEN, 0, &df);
+    x = distance(DSPARK_VERIFY_TOKEN, 1, &df);
     assert_true(x < df + 5 * sqrt(2.0 * df));
     x = distance(DSPARK_VERIFY_BLOCK, 1, &df);
     assert_true(x < df + 5 * sqrt(2.0 * df));
-    /* Why the rule is there; and that the lines above can fail. */
+    /* Why keys have a block; and that the lines above can fail. */
     x = distance(DSPARK_VERIFY_BLOCK, 0, &df);
     assert_true(x > df + 20 * sqrt(2.0 * df));
 }
@@ -111,9 +111,9 @@ static double play_stale(int own_noise)
     const uint32_t n = 2;
     uint64_t n_a = 0, run;
     for (run = 0; run < RUNS; run++) {
-        const uint64_t before = own_noise ? 2 * run : run, now = own_noise ? 2 * run + 1 : run;
-        dspark_noise_key thrown_away = {SEED, before, 5, DSPARK_NOISE_DRAFT};
-        dspark_noise_key draw = {SEED, now, 5, DSPARK_NOISE_DRAFT}, key = {SEED, now, 5, DSPARK_NOISE_ACCEPT};
+        dspark_noise_key thrown_away = {SEED, run, 5, DSPARK_NOISE_DRAFT, own_noise ? 4 : 0};
+        dspark_noise_key draw = {SEED, run, 5, DSPARK_NOISE_DRAFT, own_noise ? 5 : 0};
+        dspark_noise_key key = {SEED, run, 5, DSPARK_NOISE_ACCEPT, 0};
         dspark_verdict_tokens v;
         int32_t old, x;
         uint32_t keep;
@@ -133,10 +133,10 @@ static void test_stale_confidences_of_thrown_away_drafts(void **state)
 {
     double own = play_stale(1), shared = play_stale(0);
     (void)state;
-    print_message("  seed %u: first token A: a sequence number for each block %.4f, one %.4f, the target 0.7\n",
+    print_message("  seed %u: first token A: noise of each block %.4f, by position %.4f, the target 0.7\n",
                   SEED, own, shared);
     assert_true(fabs(own - 0.7) < 0.009);
-    assert_true(fabs(shared - 0.85) < 0.009); /* why the rule is there */
+    assert_true(fabs(shared - 0.85) < 0.009); /* why keys have a block */
 }
 
 int main(void)

@@ -519,15 +519,18 @@ DSPARK_API dspark_status dspark_distribution(const dspark_sampling *s, const voi
                                              dspark_error *err);
 
 /* Noise is a function of its key: neighbours, batches and retries change nothing, and drafter and
- * verifier never share a number. position: of the token that is drawn or judged. sequence: of the
- * host's; DSPARK_VERIFY_BLOCK and dspark_schedule_stale need another one for every block, for drafting
- * and verifying alike, or the output loses its law (docs/verification.md, section 2). */
+ * verifier never share a number. position: of the token that is drawn or judged. sequence: the host's
+ * number of a request; timelines that are to be independent (forks, another try) need different ones.
+ * block: the position of the block's first draft, so that a block never meets noise that the one before
+ * has looked at behind its end (docs/verification.md, section 2). dspark_draft and dspark_verify put it
+ * in themselves; only who draws drafts with dspark_sample sets it. */
 typedef enum dspark_noise {
     DSPARK_NOISE_DRAFT = 1, DSPARK_NOISE_ACCEPT = 2, DSPARK_NOISE_RESIDUAL = 3, DSPARK_NOISE_BONUS = 4
 } dspark_noise;
 typedef struct dspark_noise_key {
     uint64_t seed, sequence, position;
     dspark_noise purpose;
+    uint64_t block;
 } dspark_noise_key;
 
 /* In [0, 1), a multiple of 2^-53 (Philox4x32-10). */
@@ -554,8 +557,8 @@ typedef enum dspark_verify_method {
 
 /* Rejection sampling: the output has the target's distribution. p [n + 1][vocab]: the target's after the
  * anchor and each draft. q [n][vocab]: the distributions that the drafts were drawn from, exactly; or
- * one_hot (greedy drafts) and q NULL. key: seed, sequence, and the position of draft 0. Rows must be
- * distributions (finite, >= 0, sum 1 within 1e-3) and q[i][drafts[i]] > 0, else DSPARK_EINVAL. p and q
+ * one_hot (greedy drafts) and q NULL. key: seed, sequence, and the position of draft 0, which is also
+ * its block. Rows must be distributions (finite, >= 0, sum 1 within 1e-3) and q[i][drafts[i]] > 0, else DSPARK_EINVAL. p and q
  * are not changed. */
 DSPARK_API dspark_status dspark_verify(dspark_verify_method method, const int32_t *drafts, size_t n,
                                        const float *q, int one_hot, const float *p, size_t vocab,
@@ -597,8 +600,8 @@ DSPARK_API dspark_status dspark_schedule(const float *confidence, size_t stride,
                                          dspark_error *err);
 /* The production variant: how many in all is decided by `stale` (confidences of an earlier step, by the
  * best rate over every number); present confidences only rank. Lossless because stale ones cannot know
- * present tokens, provided that every block was drafted with a noise sequence of its own. Layout as
- * above; stale [R][stride], unknown = 1. */
+ * present tokens: every block draws from noise of its own. Layout as above; stale [R][stride], unknown
+ * = 1. */
 DSPARK_API dspark_status dspark_schedule_stale(const float *stale, const float *confidence,
                                                size_t stride, const uint32_t *n_drafted,
                                                size_t n_sequences, const dspark_step_table *table,
@@ -691,7 +694,7 @@ typedef struct dspark_draft_input {
     uint64_t window;            /* attend to the last `window` entries only; 0 = all */
     uint32_t n_draft;           /* tokens wanted, 1 .. N; 0 = N */
     const dspark_sampling *sampling; /* NULL: greedy */
-    uint64_t seed, sequence;    /* key of the noise, with the position (docs/verification.md) */
+    uint64_t seed, sequence;    /* key of the noise, with positions (docs/verification.md) */
     const int32_t *forced;      /* [n_draft] or NULL. Teacher forcing, for measuring: the heads go on from
                                  * these tokens; tokens and probs are still what they would choose */
 } dspark_draft_input;

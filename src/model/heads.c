@@ -257,7 +257,8 @@ static size_t draw(const dspark__heads *h, uint32_t seq, uint32_t step, const ui
     const size_t vocab = h->model->config.vocab_size;
     float *probs = h->out[seq].probs ? h->out[seq].probs + step * vocab
                                      : h->views[DSPARK__HEADS_PROBS];
-    dspark_noise_key key = {in->seed, in->sequence, (uint64_t)in->position + step + 1, DSPARK_NOISE_DRAFT};
+    dspark_noise_key key = {in->seed, in->sequence, (uint64_t)in->position + step + 1, DSPARK_NOISE_DRAFT,
+                            (uint64_t)in->position + 1};
     int32_t token;
     if (dspark__distribution(in->sampling, logits, DSPARK_BF16, vocab, probs,
                              NULL) != DSPARK_OK ||

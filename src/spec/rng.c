@@ -32,9 +32,10 @@ void dspark__philox(const uint32_t counter[4], const uint32_t key[2], uint32_t o
 double dspark__uniform(const dspark_noise_key *key)
 {
     const uint32_t seed[2] = {(uint32_t)key->seed, (uint32_t)(key->seed >> 32)};
-    const uint32_t name[4] = {(uint32_t)key->sequence, (uint32_t)(key->sequence >> 32), KEY_SCHEDULE, 0};
+    const uint32_t name[4] = {(uint32_t)key->sequence, (uint32_t)(key->sequence >> 32), KEY_SCHEDULE,
+                              (uint32_t)(key->block >> 32)};
     const uint32_t place[4] = {(uint32_t)key->position, (uint32_t)(key->position >> 32),
-                               (uint32_t)key->purpose, 0};
+                               (uint32_t)key->purpose, (uint32_t)key->block};
     uint32_t own[4], bits[4];
     dspark__philox(name, seed, own);
     dspark__philox(place, own, bits);

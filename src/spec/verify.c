@@ -56,6 +56,7 @@ static double q_at(const rows *r, size_t i, size_t token)
 static double noise(const rows *r, size_t i, dspark_noise purpose)
 {
     dspark_noise_key key = r->key;
+    key.block = key.position;
     key.position += i;
     key.purpose = purpose;
     return dspark__uniform(&key);
