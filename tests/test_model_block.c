@@ -271,7 +271,7 @@ static void same_panels(const dspark__merged_linear *a, const dspark__merged_lin
     assert_int_equal(a->n_shards, b->n_shards);
     for (uint32_t s = 0; s < a->n_shards; s++) {
         assert_int_equal(a->shards[s].bytes, b->shards[s].bytes);
-        assert_memory_equal(a->shards[s].memory, b->shards[s].memory, a->shards[s].bytes);
+        assert_memory_equal(a->shards[s].codes, b->shards[s].codes, a->shards[s].bytes);
     }
 }
 

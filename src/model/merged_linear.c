@@ -73,6 +73,29 @@ static void lay_out(dspark__shard *shard, const shard_sizes *z, unsigned char *c
     if (z->perm) shard->perm = (uint32_t *)(void *)(rest + z->scales + z->groups + z->rows);
 }
 
+/* Where the bf16 shards before s end: that of shard s begins there. */
+static int measure_reserve(const dspark__merged_linear *ml, uint32_t n_shards, uint64_t *total)
+{
+    shard_sizes z;
+    *total = 0;
+    for (uint32_t s = 0; s < n_shards; s++)
+        if (!measure(&z, &dspark__packing_bf16, ml->shards[s].rows, ml->k) ||
+            !dspark__add_u64(*total, z.total, total) || *total > SIZE_MAX / 2)
+            return 0;
+    return 1;
+}
+
+dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err)
+{
+    uint64_t total;
+    if (!measure_reserve(ml, ml->n_shards, &total))
+        return dspark__fail(err, DSPARK_EINVAL, ml->name, "%u shards overflow memory", ml->n_shards);
+    ml->arena = dspark__alloc(&ml->allocator, total, 64);
+    if (!ml->arena) return dspark__fail_nomem(err, ml->name, total);
+    ml->arena_bytes = total;
+    return DSPARK_OK;
+}
+
 dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, int streamed,
                                         dspark_error *err)
 {
@@ -83,6 +106,12 @@ dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, i
                             shard->rows, ml->k);
     const uint64_t bytes = z.total - (streamed ? z.codes : 0);
     unsigned char *at = NULL;
+    if (ml->arena && !streamed && shard->packing.bits == 16) {
+        uint64_t offset;
+        measure_reserve(ml, s, &offset);
+        lay_out(shard, &z, ml->arena + offset, NULL);
+        return DSPARK_OK;
+    }
     if (bytes) {
         at = dspark__alloc(&ml->allocator, bytes, 64);
         if (!at) return dspark__fail_nomem(err, ml->name, bytes);
@@ -170,6 +199,7 @@ dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const c
 
 void dspark__merged_linear_free(dspark__merged_linear *ml)
 {
+    if (ml->arena) dspark__free(&ml->allocator, ml->arena, ml->arena_bytes);
     for (uint32_t s = 0; ml->shards && s < ml->n_shards; s++)
         free_shard(ml, &ml->shards[s]);
     if (ml->shards) dspark__free(&ml->allocator, ml->shards, ml->n_shards * sizeof *ml->shards);

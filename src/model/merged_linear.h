@@ -24,7 +24,7 @@ typedef struct dspark__shard {
     uint32_t n_groups;
     float *row_scales;            /* [n_panels][48], or NULL */
     uint32_t *perm;               /* [k] columns in packed order, or NULL */
-    void *memory;                 /* the one allocation behind the five; NULL: somebody else's memory */
+    void *memory;                 /* the one allocation behind the five; NULL: somebody else's memory or the arena */
     uint64_t memory_bytes;
     uint64_t bytes;               /* of the packed shard */
 } dspark__shard;
@@ -37,6 +37,8 @@ typedef struct dspark__merged_linear {
     uint32_t n_filled;
     dspark__shard *shards; /* [n_shards] */
     uint64_t bytes;        /* of packed weights, over the filled shards */
+    unsigned char *arena;  /* of dspark__merged_linear_reserve, or NULL */
+    uint64_t arena_bytes;
 } dspark__merged_linear;
 
 /* Bytes that a packed shard of `rows` x k takes in memory; 0 when that overflows. */
@@ -53,6 +55,11 @@ dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const c
                                               const dspark_allocator *allocator,
                                               dspark_error *err);
 void dspark__merged_linear_free(dspark__merged_linear *ml);
+
+/* One block of memory, shard behind shard, for many small ones that will all be filled from dense rows:
+ * what reads them in order reads one stream of huge pages. Before any is filled; shards that are not bf16
+ * or streamed take memory of their own. */
+dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err);
 
 /* ---- filling: merged_fill.c ---- */
 

@@ -1,5 +1,6 @@
 /* The weights of the block forward and the heads. kv_b is cut into its two absorbed halves here: W_UK
- * transposed, W_UV as it lies, one shard a head, expanded to bf16 whatever its scheme was. */
+ * transposed, W_UV as it lies, one shard a head in one block of memory, expanded to bf16 whatever its
+ * scheme was. */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -155,6 +156,9 @@ static dspark_status fill_kv_b(dspark__filler *f, const dspark__module *modules,
     if (st == DSPARK_OK)
         st = dspark__merged_linear_init_even(&m->block.w_uv, "w_uv", width, (uint32_t)shards, v,
                                              &m->allocator, err);
+    const int kept = !f->prepacked && !f->packer;
+    if (st == DSPARK_OK && kept) st = dspark__merged_linear_reserve(&m->block.w_uk, err);
+    if (st == DSPARK_OK && kept) st = dspark__merged_linear_reserve(&m->block.w_uv, err);
     if (st != DSPARK_OK) return st;
     dense = dspark__alloc(&m->allocator, dense_bytes, 64);
     turned = dspark__alloc(&m->allocator, turned_bytes, 64);
