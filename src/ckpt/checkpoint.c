@@ -332,7 +332,8 @@ dspark_status dspark__checkpoint_identity(const dspark_checkpoint *c, char hex[3
                               (int64_t)info.st_ctim.tv_sec,  (int64_t)info.st_ctim.tv_nsec};
         dspark__digest_update(&d, f->name, strlen(f->name) + 1);
         dspark__digest_update(&d, numbers, sizeof numbers);
-        if (newest && numbers[4] > *newest) *newest = numbers[4];
+        int64_t changed = numbers[4] * 1000000000 + numbers[5];
+        if (newest && changed > *newest) *newest = changed;
     }
     dspark__digest_hex(&d, hex);
     return DSPARK_OK;

@@ -24,7 +24,7 @@ const char *dspark__checkpoint_file_name(const dspark_checkpoint *c, size_t i);
 uint64_t dspark__checkpoint_file_bytes(const dspark_checkpoint *c, size_t i);
 
 /* 32 hex digits over what no write to a file leaves as it is: each file's name, size, inode, times of
- * modification and of change. *newest (may be NULL) is the latest time of change, in seconds. */
+ * modification and of change. *newest (may be NULL) is the latest time of change, in ns. */
 dspark_status dspark__checkpoint_identity(const dspark_checkpoint *c, char hex[33], int64_t *newest,
                                           dspark_error *err);
 

@@ -108,8 +108,19 @@ static dspark_status finish(dspark__packer *p, dspark_error *err)
 
 /* ---- identity ---- */
 
-/* Times of files are only as fine as their file system's: two seconds at the coarsest. */
-#define TIME_GRAIN 2
+static int64_t now_ns(void)
+{
+    struct timespec t = {0};
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* From when on a write must leave another time than `changed`: times tick by some milliseconds where
+ * they have fractions, and by up to two seconds where they have none. */
+static int64_t safe_after(int64_t changed)
+{
+    return changed + (changed % 1000000000 ? 100000000 : 2000000000);
+}
 
 /* Wait until a write to the checkpoint can no longer leave its times as they are now. A time in the
  * future is not waited for: then no identity is recorded. */
@@ -122,7 +133,7 @@ static dspark_status let_files_age(const char *ckpt, dspark_error *err)
     if (st == DSPARK_OK) st = dspark__checkpoint_identity(c, hex, &newest, err);
     dspark__checkpoint_close(c);
     if (st != DSPARK_OK) return st;
-    for (int i = 0; i < 10 * (TIME_GRAIN + 1) && newest + TIME_GRAIN >= (int64_t)time(NULL); i++)
+    for (int i = 0; i < 30 && safe_after(newest) >= now_ns(); i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
     return DSPARK_OK;
 }
@@ -134,7 +145,7 @@ static dspark_status note_identity(const dspark_checkpoint *c, int64_t start, ch
     int64_t newest = 0;
     if (!c) return DSPARK_OK;
     dspark_status st = dspark__checkpoint_identity(c, identity, &newest, err);
-    if (st == DSPARK_OK && newest + TIME_GRAIN >= start) memset(identity, 0, 33);
+    if (st == DSPARK_OK && safe_after(newest) >= start) memset(identity, 0, 33);
     return st;
 }
 
@@ -152,7 +163,7 @@ dspark_status dspark__prepack(const char *ckpt, const char *out, const dspark_mo
     p->at = DSPARK__HEAD_BYTES;
     st = dspark__outfile_create(&p->file, out, 1, err);
     if (st == DSPARK_OK) st = let_files_age(ckpt, err);
-    const int64_t start = (int64_t)time(NULL);
+    const int64_t start = now_ns();
     if (st == DSPARK_OK) st = dspark__prepacked_config(p->head.config, ckpt, err);
     if (st == DSPARK_OK) st = dspark__model_open_packing(&m, ckpt, opts, p, err);
     if (st == DSPARK_OK) {

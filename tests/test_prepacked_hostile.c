@@ -1,0 +1,324 @@
+/* Prepacked files as an enemy or a broken disk makes them: every flipped byte of head and table, cuts at
+ * every kind of place, and heads and tables that are well signed and lie. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "model/model.h"
+#include "support/fixture.h"
+#include "support/tmpdir.h"
+
+static dspark_error err;
+
+/* A good file of a context, in memory, and where spoilt ones are put. */
+typedef struct good {
+    fixture f;
+    unsigned char *bytes, *work;
+    size_t n;
+    char path[600];
+} good;
+
+static int setup(void **state)
+{
+    good *g = calloc(1, sizeof *g);
+    struct stat info;
+    dspark_model_opts o;
+    assert_non_null(g);
+    open_fixture(&g->f, NULL, 0);
+    snprintf(g->path, sizeof g->path, "%s/packed", tmpdir_make());
+    dspark_model_opts_init(&o);
+    check(dspark_prepack(g->f.dir, g->path, &o, &err), DSPARK_OK, &err);
+    int fd = open(g->path, O_RDONLY);
+    assert_int_equal(fstat(fd, &info), 0);
+    g->n = (size_t)info.st_size;
+    g->bytes = malloc(g->n);
+    g->work = malloc(g->n + 64);
+    assert_true(g->bytes && g->work);
+    assert_int_equal(read(fd, g->bytes, g->n), g->n);
+    memcpy(g->work, g->bytes, g->n);
+    close(fd);
+    *state = g;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    good *g = *state;
+    close_fixture(&g->f);
+    free(g->bytes);
+    free(g->work);
+    free(g);
+    return 0;
+}
+
+static dspark_status open_with(const good *g, int verify)
+{
+    dspark_model *m = NULL;
+    dspark_model_opts o;
+    dspark_model_opts_init(&o);
+    o.prepacked = g->path;
+    o.prepacked_verify = verify;
+    dspark_status st = dspark_model_open(&m, g->f.dir, &o, &err);
+    assert_true((st == DSPARK_OK) == (m != NULL));
+    dspark_model_close(m);
+    return st;
+}
+
+static void refused(const good *g, dspark_status want, const char *says)
+{
+    check(open_with(g, 0), want, &err);
+    assert_non_null(strstr(err.where, "packed"));
+    if (!strstr(err.message, says)) fail_msg("expected \"%s\" in \"%s\"", says, err.message);
+}
+
+/* One byte in place, so that no file is written whole a thousand times. */
+static void put_byte(const good *g, size_t at, unsigned char byte)
+{
+    int fd = open(g->path, O_WRONLY);
+    assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+    close(fd);
+}
+
+static void test_flipped_bytes(void **state)
+{
+    good *g = *state;
+    dspark__prepacked_head head;
+    dspark__section section;
+    tmpdir_write(g->path, g->bytes, g->n);
+    check(dspark__prepacked_decode(&head, g->bytes, "good", &err), DSPARK_OK, &err);
+    for (size_t at = 0; at < g->n; at++) {
+        const int signed_part = at < DSPARK__HEAD_BYTES || at >= head.table_offset;
+        const size_t step = at < 300 || (at >= DSPARK__HEAD_BYTES - 40 && signed_part) ? 1 : 37;
+        put_byte(g, at, g->bytes[at] ^ (unsigned char)(1u << (at % 8)));
+        if (signed_part) {
+            dspark_status st = open_with(g, 0);
+            assert_true(st == DSPARK_EFORMAT || st == DSPARK_EUNSUPPORTED);
+        }
+        put_byte(g, at, g->bytes[at]);
+        at += step - 1;
+    }
+    /* What sections hold is looked at when asked for. */
+    for (uint32_t i = 0; i < head.n_sections; i++) {
+        check(dspark__section_decode(&section, g->bytes + head.table_offset + i * DSPARK__SECTION_BYTES, i,
+                                     "good", &err),
+              DSPARK_OK, &err);
+        const size_t places[] = {0, (size_t)section.bytes / 2, (size_t)section.bytes - 1};
+        for (size_t p = 0; p < 3; p++) {
+            size_t at = (size_t)section.offset + places[p];
+            put_byte(g, at, g->bytes[at] ^ 0x10u);
+            check(open_with(g, 0), DSPARK_OK, &err);
+            check(open_with(g, 1), DSPARK_EFORMAT, &err);
+            assert_non_null(strstr(err.message, "is damaged"));
+            put_byte(g, at, g->bytes[at]);
+        }
+    }
+    check(open_with(g, 1), DSPARK_OK, &err);
+}
+
+static void test_lengths(void **state)
+{
+    good *g = *state;
+    const size_t lengths[] = {0, 1, 8, 4095, 4096, 4097, g->n / 2, g->n - 768, g->n - 64, g->n - 1, g->n + 1,
+                              g->n + 64};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        memset(g->work + g->n, 0, 64);
+        tmpdir_write(g->path, g->work, lengths[i]);
+        refused(g, DSPARK_EFORMAT, "bytes");
+    }
+    unlink(g->path);
+    refused(g, DSPARK_EIO, "cannot be opened");
+    assert_int_equal(mkfifo(g->path, 0600), 0);
+    refused(g, DSPARK_EIO, "regular file");
+    unlink(g->path);
+    assert_int_equal(mkdir(g->path, 0700), 0);
+    refused(g, DSPARK_EIO, "");
+    rmdir(g->path);
+    tmpdir_write(g->path, "{\"not\": 1}", 10);
+    refused(g, DSPARK_EFORMAT, "not a prepacked file");
+}
+
+/* ---- well signed lies ---- */
+
+typedef struct lie {
+    good *g;
+    dspark__prepacked_head head;
+    dspark__section sections[16];
+} lie;
+
+static lie begin(good *g)
+{
+    lie l = {.g = g};
+    memcpy(g->work, g->bytes, g->n);
+    check(dspark__prepacked_decode(&l.head, g->bytes, "good", &err), DSPARK_OK, &err);
+    assert_true(l.head.n_sections > 3 && l.head.n_sections <= 16);
+    for (uint32_t i = 0; i < l.head.n_sections; i++)
+        check(dspark__section_decode(&l.sections[i],
+                                     g->bytes + l.head.table_offset + i * DSPARK__SECTION_BYTES, i, "good",
+                                     &err),
+              DSPARK_OK, &err);
+    return l;
+}
+
+static void sign_head(lie *l)
+{
+    dspark__prepacked_encode(&l->head, l->g->work);
+    tmpdir_write(l->g->path, l->g->work, l->g->n);
+}
+
+static void sign(lie *l)
+{
+    unsigned char *table = l->g->work + l->head.table_offset;
+    dspark__digest d;
+    for (uint32_t i = 0; i < l->head.n_sections; i++)
+        dspark__section_encode(&l->sections[i], table + i * DSPARK__SECTION_BYTES);
+    dspark__digest_init(&d);
+    dspark__digest_update(&d, table, (size_t)l->head.n_sections * DSPARK__SECTION_BYTES);
+    dspark__digest_hex(&d, l->head.table);
+    sign_head(l);
+}
+
+static void test_versions(void **state)
+{
+    good *g = *state;
+    static const struct { size_t at; const char *says; } words[] = {
+        {12, "format version 77"}, {16, "panel layout 77"}, {20, "panels of 77"}};
+    for (size_t i = 0; i < 3; i++) {
+        memcpy(g->work, g->bytes, g->n);
+        g->work[words[i].at] = 77;
+        tmpdir_write(g->path, g->work, g->n);
+        refused(g, DSPARK_EUNSUPPORTED, words[i].says);
+        assert_non_null(strstr(err.message, "pack the checkpoint again"));
+    }
+    memcpy(g->work, g->bytes, g->n);
+    for (size_t i = 0; i < 4; i++) g->work[8 + i] = g->bytes[11 - i];
+    tmpdir_write(g->path, g->work, g->n);
+    refused(g, DSPARK_EUNSUPPORTED, "other byte order");
+}
+
+static void test_lying_heads(void **state)
+{
+    good *g = *state;
+    lie l = begin(g);
+    l.head.file_bytes++;
+    sign_head(&l);
+    refused(g, DSPARK_EFORMAT, "it was cut");
+    const uint64_t offsets[] = {0, 64, g->n, g->n + 64, UINT64_MAX, UINT64_MAX - 767, g->n - 768};
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        l = begin(g);
+        l.head.table_offset = offsets[i];
+        sign_head(&l);
+        refused(g, DSPARK_EFORMAT, "does not end");
+    }
+    const uint32_t counts[] = {0, l.head.n_sections - 1, l.head.n_sections + 1, UINT32_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        l = begin(g);
+        l.head.n_sections = counts[i];
+        sign_head(&l);
+        refused(g, DSPARK_EFORMAT, "does not end");
+    }
+    l = begin(g);
+    l.head.parts = 7; /* it holds the context's sections only, which is all that is asked for */
+    sign_head(&l);
+    check(open_with(g, 1), DSPARK_OK, &err);
+    l = begin(g);
+    l.head.config[3] ^= 1;
+    sign_head(&l);
+    refused(g, DSPARK_EMODEL, "config.json");
+    l = begin(g);
+    l.head.context[3] ^= 1; /* with the right identity this is believed, unless asked */
+    l.head.identity[0] = 0;
+    sign_head(&l);
+    refused(g, DSPARK_EMODEL, "before it changed");
+}
+
+static void test_lying_tables(void **state)
+{
+    good *g = *state;
+    lie l = begin(g);
+    const uint64_t end = l.head.table_offset;
+    const uint64_t offsets[] = {0, 64, 4095, l.sections[1].offset + 1, l.sections[0].offset, end, end - 64,
+                                UINT64_MAX - 63, UINT64_MAX};
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        l = begin(g);
+        l.sections[1].offset = offsets[i];
+        sign(&l);
+        refused(g, DSPARK_EFORMAT, "lies at");
+    }
+    const uint64_t sizes[] = {0, 1, l.sections[1].bytes + 64, UINT64_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        l = begin(g);
+        l.sections[1].bytes = sizes[i];
+        sign(&l);
+        refused(g, DSPARK_EFORMAT, "not those of its shape");
+    }
+    for (int what = 0; what < 5; what++) {
+        l = begin(g);
+        dspark__section *s = &l.sections[1], first = l.sections[0];
+        switch (what) {
+        case 0: s->shard++; break;
+        case 1: snprintf(s->name, sizeof s->name, "o"); break;
+        case 2: snprintf(s->scheme, sizeof s->scheme, "bf17"); break;
+        case 3: s->rows++; break; /* the panel has room */
+        default:
+            l.sections[0] = l.sections[1]; /* in the wrong order */
+            l.sections[1] = first;
+            l.sections[1].offset = l.sections[0].offset;
+            l.sections[0].offset = first.offset;
+        }
+        sign(&l);
+        check(open_with(g, 0), DSPARK_EFORMAT, &err);
+    }
+}
+
+static void test_lying_packings(void **state)
+{
+    good *g = *state;
+    for (int what = 0; what < 11; what++) {
+        lie l = begin(g);
+        dspark__packing *p = &l.sections[1].packing;
+        if (what > 4) { /* as if of codes */
+            *p = (dspark__packing){.bits = 8, .format = {.bits = 8}};
+        }
+        switch (what) {
+        case 0: p->bits = 15; break;
+        case 1: p->group = 8; break;
+        case 2: p->row_scale = 1; break;
+        case 3: p->permuted = 1; break;
+        case 4: p->format.bits = 4; break;
+        case 5: p->format.bits = 4; break;
+        case 6: p->format.scale = (dspark__code_scale)4; break;
+        case 7: p->format.scale = DSPARK__CODE_E4M3; break; /* of no block */
+        case 8:
+            p->format.scale = DSPARK__CODE_E4M3;
+            p->format.block = 12;
+            break;
+        case 9: p->group = 12; break;
+        default: p->format.block = 16; break;
+        }
+        if (what != 7) /* no size can be told of that one */
+            l.sections[1].bytes = dspark__packing_bytes(p, l.sections[1].rows, l.sections[1].k);
+        sign(&l);
+        check(open_with(g, 0), DSPARK_EFORMAT, &err);
+        assert_non_null(strstr(err.message, "section 1"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_flipped_bytes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lengths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_versions, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lying_heads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lying_tables, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lying_packings, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
