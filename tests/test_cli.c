@@ -12,29 +12,16 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "support/run_cli.h"
+#include "support/cli_said.h"
 
 static const char *const commands[] = {"inspect", "synth", "context", "compare", "quantize",
                                        "bench"};
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
-
 static int make_tiny(void **state)
 {
     (void)state;
     return run_cli("synth tiny --preset tiny").code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
 }
 
 static char *read_in_folder(const char *name)
@@ -53,15 +40,6 @@ static void write_in_folder(const char *name, const void *data, size_t n)
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, n, f), n);
     assert_int_equal(fclose(f), 0);
-}
-
-static json_t *parse(const cli_result *r)
-{
-    json_error_t err;
-    json_t *doc = json_loads(r->out, JSON_REJECT_DUPLICATES, &err);
-    if (!doc) print_error("not JSON: %s\n%s\n%s\n", err.text, r->out, r->err);
-    assert_non_null(doc);
-    return doc;
 }
 
 /* ---- usage ---- */
@@ -222,7 +200,7 @@ static void test_synth(void **state)
     json_t *doc;
     (void)state;
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_int_equal(json_integer_value(json_object_get(doc, "tensors")), 68);
     assert_int_equal(json_integer_value(json_object_get(doc, "seed")), 7);
     json_decref(doc);
@@ -272,12 +250,12 @@ static void test_inspect(void **state)
     assert_string_equal(r.err, "");
     r = run_cli("inspect tiny --json");
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_true(json_is_object(doc));
     json_decref(doc);
     r = run_cli("inspect tiny --deep --json");
     assert_int_equal(r.code, 0);
-    json_decref(parse(&r));
+    json_decref(said_json(&r));
     assert_int_equal(run_cli("inspect tiny --deep").code, 0);
 }
 
@@ -301,7 +279,7 @@ static void test_inspect_others(void **state)
     assert_has(r.out, "BROKEN");
     r = run_cli("inspect cut --json");
     assert_int_equal(r.code, 3);
-    json_decref(parse(&r));
+    json_decref(said_json(&r));
     r = run_program("/bin/mkdir", "other");
     assert_int_equal(r.code, 0);
     write_in_folder("other/model.safetensors", one_tensor, sizeof one_tensor - 1);
@@ -352,5 +330,5 @@ int main(void)
         cmocka_unit_test(test_inspect_escapes),
         cmocka_unit_test(test_full_stdout),
     };
-    return cmocka_run_group_tests(tests, make_tiny, remove_all);
+    return cmocka_run_group_tests(tests, make_tiny, remove_folder);
 }

@@ -12,13 +12,7 @@
 #include <jansson.h>
 
 #include "dspark/dspark.h"
-#include "support/run_cli.h"
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
+#include "support/cli_said.h"
 
 static int make_inputs(void **state)
 {
@@ -27,20 +21,6 @@ static int make_inputs(void **state)
     if (run_cli("synth --dump dump.safetensors --for tiny --tokens 5").code) return 1;
     return run_cli("context tiny --taps dump.safetensors --out cache.safetensors --states-out "
                    "states.safetensors").code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return path;
 }
 
 static void write_text(const char *name, const char *text)
@@ -263,5 +243,5 @@ int main(void)
         cmocka_unit_test(test_other_files), cmocka_unit_test(test_keys),
         cmocka_unit_test(test_options),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

@@ -14,16 +14,10 @@
 #include <jansson.h>
 
 #include "dspark/dspark.h"
-#include "support/run_cli.h"
+#include "support/cli_said.h"
 
 #define LATENT 3
 #define ENTRY 5
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
 
 static int make_inputs(void **state)
 {
@@ -31,37 +25,6 @@ static int make_inputs(void **state)
     if (run_cli("synth tiny --preset tiny").code) return 1;
     if (run_cli("synth --dump dump.st --for tiny --tokens 50").code) return 1;
     return run_cli("context tiny --taps dump.st --out a.st").code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return path;
-}
-
-static json_t *parse(const cli_result *r)
-{
-    json_error_t err;
-    json_t *doc = json_loads(r->out, JSON_REJECT_DUPLICATES, &err);
-    if (!doc) print_error("not JSON: %s\n%s\n%s\n", err.text, r->out, r->err);
-    assert_non_null(doc);
-    return doc;
-}
-
-static long long int_of(const json_t *o, const char *key)
-{
-    const json_t *v = json_object_get(o, key);
-    if (!json_is_integer(v)) print_error("no integer '%s'\n", key);
-    assert_true(json_is_integer(v));
-    return json_integer_value(v);
 }
 
 /* A cache of two layers as an engine could dump it. The entry of position p in layer l holds
@@ -138,16 +101,16 @@ static void test_runs(void **state)
     r = run_cli("compare a.st c.st --json");
     assert_int_equal(r.code, 1);
     {
-        json_t *doc = parse(&r);
+        json_t *doc = said_json(&r);
         const json_t *layers = json_object_get(doc, "layers");
         size_t i;
         assert_true(json_is_false(json_object_get(doc, "equal")));
-        assert_int_equal(int_of(doc, "entries"), 49);
-        assert_int_equal(int_of(doc, "only_a"), 1);
-        assert_int_equal(int_of(doc, "only_b"), 1);
+        assert_int_equal(said_int(doc, "entries"), 49);
+        assert_int_equal(said_int(doc, "only_a"), 1);
+        assert_int_equal(said_int(doc, "only_b"), 1);
         assert_int_equal(json_array_size(layers), 10);
         for (i = 0; i < 10; i++) /* another row, so everything differs */
-            assert_true(int_of(json_array_get(layers, i), "elements_different") > 100);
+            assert_true(said_int(json_array_get(layers, i), "elements_different") > 100);
         json_decref(doc);
     }
     r = run_cli("context tiny --taps dump.st --out f.st --cache-dtype fp8_e4m3");
@@ -168,21 +131,21 @@ static void expect_one(const char *a, const char *b, int layer, const char *part
                        long long first, long long element, long long most)
 {
     cli_result r = run_cli("compare %s %s --json", a, b);
-    json_t *doc = parse(&r);
+    json_t *doc = said_json(&r);
     const json_t *layers = json_object_get(doc, "layers");
     size_t i;
     assert_int_equal(r.code, 1);
     for (i = 0; i < json_array_size(layers); i++) {
         const json_t *o = json_array_get(layers, i);
-        if (int_of(o, "layer") != layer ||
+        if (said_int(o, "layer") != layer ||
             strcmp(json_string_value(json_object_get(o, "part")), part) != 0) {
-            assert_int_equal(int_of(o, "elements_different"), 0);
+            assert_int_equal(said_int(o, "elements_different"), 0);
             continue;
         }
-        assert_int_equal(int_of(o, "elements_different"), n);
-        assert_int_equal(int_of(o, "first"), first);
-        assert_int_equal(int_of(o, "first_element"), element);
-        assert_int_equal(int_of(o, "max_difference"), most);
+        assert_int_equal(said_int(o, "elements_different"), n);
+        assert_int_equal(said_int(o, "first"), first);
+        assert_int_equal(said_int(o, "first_element"), element);
+        assert_int_equal(said_int(o, "max_difference"), most);
     }
     json_decref(doc);
 }
@@ -323,7 +286,7 @@ static void test_states_out(void **state)
     size_t i;
     (void)state;
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_int_equal(dspark_checkpoint_open(&file, in_folder("s.st"), NULL), DSPARK_OK);
     assert_int_equal(dspark_checkpoint_tensor_count(file), 2);
     t = dspark_checkpoint_find(file, "states");
@@ -393,7 +356,7 @@ static void test_warnings(void **state)
     write_rows("good.st", 1, good, 0);
     r = run_cli("context tiny --taps good.st --json");
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
+    doc = said_json(&r);
     for (i = 0; i < 5; i++)
         assert_true(json_number_value(json_array_get(json_object_get(doc, "tap_rms"), i)) ==
                     (double)i + 1);
@@ -416,7 +379,7 @@ static void test_warnings(void **state)
     assert_has(r.out, "warning:    3 rows are equal to the row before (first: row 1)");
     assert_has(r.out, "warning:    1 row lies outside the trained window");
     r = run_cli("context tiny --taps still.st --start-position 32765 --json");
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_int_equal(json_array_size(json_object_get(doc, "warnings")), 2);
     json_decref(doc);
 }
@@ -443,8 +406,8 @@ static void test_compare_pieces(void **state)
     assert_int_equal(r.code, 0);
     r = run_cli("compare tiny --taps long.st --json");
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
-    assert_int_equal(int_of(doc, "rows"), 300);
+    doc = said_json(&r);
+    assert_int_equal(said_int(doc, "rows"), 300);
     assert_true(json_is_true(json_object_get(doc, "equal")));
     layers = json_object_get(doc, "layers");
     assert_int_equal(json_array_size(layers), 10);
@@ -479,5 +442,5 @@ int main(void)
         cmocka_unit_test(test_warnings),      cmocka_unit_test(test_swapped),
         cmocka_unit_test(test_compare_pieces), cmocka_unit_test(test_compare_cancelled),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

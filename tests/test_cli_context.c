@@ -12,7 +12,7 @@
 #include <jansson.h>
 
 #include "dspark/dspark.h"
-#include "support/run_cli.h"
+#include "support/cli_said.h"
 
 #define N_ROWS 150
 #define N_TAPS 5
@@ -20,40 +20,11 @@
 #define ENTRY 24 /* the tiny preset: 16 + 8 */
 #define VOCAB 97
 
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
-
 static int make_inputs(void **state)
 {
     (void)state;
     if (run_cli("synth tiny --preset tiny").code) return 1;
     return run_cli("synth --dump dump.st --for tiny --tokens %d", N_ROWS).code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return path;
-}
-
-static json_t *parse(const cli_result *r)
-{
-    json_error_t err;
-    json_t *doc = json_loads(r->out, JSON_REJECT_DUPLICATES, &err);
-    if (!doc) print_error("not JSON: %s\n%s\n%s\n", err.text, r->out, r->err);
-    assert_non_null(doc);
-    return doc;
 }
 
 /* ---- the output file ---- */
@@ -69,7 +40,7 @@ static void test_output_file(void **state)
     (void)state;
     assert_int_equal(r.code, 0);
     assert_string_equal(r.err, "");
-    doc = parse(&r);
+    doc = said_json(&r);
     digests = json_object_get(doc, "digests");
     assert_int_equal(json_integer_value(json_object_get(doc, "rows")), N_ROWS);
     assert_int_equal(json_integer_value(json_object_get(doc, "entries_written")), 5 * N_ROWS);
@@ -367,7 +338,7 @@ static void test_compare(void **state)
     assert_null(strstr(r.out, "DIFFER"));
     r = run_cli("compare tiny --taps dump.st --tokens 33 --start-position 1000000 --json");
     assert_int_equal(r.code, 0);
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_true(json_is_true(json_object_get(doc, "equal")));
     assert_int_equal(json_integer_value(json_object_get(doc, "rows")), 33);
     assert_true(json_array_size(json_object_get(doc, "variants")) >= 6);
@@ -401,5 +372,5 @@ int main(void)
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_compare),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

@@ -15,17 +15,11 @@
 #include <jansson.h>
 
 #include "dspark/dspark.h"
-#include "support/run_cli.h"
+#include "support/cli_said.h"
 
 #define N_ROWS 60
 #define BLOCK 7
 #define TARGET DSPARK_TEST_DATA "/golden-draft/target-64x97"
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
 
 static int make_inputs(void **state)
 {
@@ -39,37 +33,13 @@ static int make_inputs(void **state)
     return run_cli("synth --dump data/short.safetensors --for tiny --tokens 5 --seed 3").code;
 }
 
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
-static json_t *parse(const cli_result *r)
-{
-    json_error_t err;
-    json_t *doc = json_loads(r->out, JSON_REJECT_DUPLICATES, &err);
-    if (!doc) print_error("not JSON: %s\n%s\n%s\n", err.text, r->out, r->err);
-    assert_non_null(doc);
-    return doc;
-}
-
-static double number(const json_t *o, const char *key)
-{
-    const json_t *v = json_object_get(o, key);
-    if (!json_is_number(v)) print_error("%s is not a number\n", key);
-    assert_true(json_is_number(v));
-    return json_number_value(v);
-}
-
 /* ---- draft ---- */
 
 static void test_draft_json(void **state)
 {
     cli_result r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
                            " --anchor-position 1 --anchor-position 40 --anchor-position 0 --json");
-    json_t *doc = parse(&r), *all = json_object_get(doc, "drafts"), *again, *one;
+    json_t *doc = said_json(&r), *all = json_object_get(doc, "drafts"), *again, *one;
     const int positions[3] = {1, 40, 0};
     size_t i, k;
     (void)state;
@@ -90,7 +60,7 @@ static void test_draft_json(void **state)
         /* alone, on one thread, by plain C: the same */
         r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
                     " --anchor-position %d --threads 1 --isa ref --json", positions[i]);
-        again = parse(&r);
+        again = said_json(&r);
         one = json_array_get(json_object_get(again, "drafts"), 0);
         assert_true(json_equal(one, d));
         json_decref(again);
@@ -101,13 +71,13 @@ static void test_draft_json(void **state)
 static void test_draft_options(void **state)
 {
     cli_result r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --n-draft 3 --json");
-    json_t *doc = parse(&r), *d = json_array_get(json_object_get(doc, "drafts"), 0), *full, *sampled;
+    json_t *doc = said_json(&r), *d = json_array_get(json_object_get(doc, "drafts"), 0), *full, *sampled;
     size_t k;
     (void)state;
     assert_int_equal(json_integer_value(json_object_get(d, "anchor_position")), N_ROWS - 1);
     assert_int_equal(json_array_size(json_object_get(d, "tokens")), 3);
     r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET " --json");
-    full = parse(&r);
+    full = said_json(&r);
     for (k = 0; k < 3; k++) /* B34 */
         assert_true(json_equal(json_array_get(json_object_get(d, "tokens"), k),
                                json_array_get(json_object_get(json_array_get(
@@ -115,11 +85,11 @@ static void test_draft_options(void **state)
     json_decref(doc);
     r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
                 " --temperature 5 --seed 4 --json");
-    sampled = parse(&r);
+    sampled = said_json(&r);
     assert_false(json_equal(sampled, full));
     r = run_cli("draft tiny --taps data/a.safetensors --target " TARGET
                 " --temperature 5 --seed 4 --threads 1 --json");
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_true(json_equal(sampled, doc));
     json_decref(doc);
     json_decref(sampled);
@@ -179,7 +149,7 @@ static void count_by_hand(const char *dump, int n_rows, uint64_t *anchors, uint6
         for (k = row; k < row + 10 && k + BLOCK < n_rows; k++)
             used += (size_t)snprintf(args + used, sizeof args - used, " --anchor-position %d", k);
         r = run_cli("%s", args);
-        doc = parse(&r);
+        doc = said_json(&r);
         all = json_object_get(doc, "drafts");
         for (i = 0; i < json_array_size(all); i++) {
             json_t *tokens = json_object_get(json_array_get(all, i), "tokens");
@@ -199,21 +169,21 @@ static void count_by_hand(const char *dump, int n_rows, uint64_t *anchors, uint6
 static void test_eval_counts(void **state)
 {
     cli_result r = run_cli(EVAL " --json");
-    json_t *doc = parse(&r);
+    json_t *doc = said_json(&r);
     uint64_t anchors = 0, accepted = 0;
     (void)state;
     assert_int_equal(r.code, 0);
     count_by_hand("data/a.safetensors", N_ROWS, &anchors, &accepted);
     count_by_hand("data/b.safetensors", 30, &anchors, &accepted);
-    assert_int_equal((uint64_t)number(doc, "anchors"), anchors);
-    assert_int_equal((uint64_t)number(doc, "dumps"), 2);
-    assert_int_equal((uint64_t)number(doc, "dumps_too_short"), 1);
+    assert_int_equal((uint64_t)said_number(doc, "anchors"), anchors);
+    assert_int_equal((uint64_t)said_number(doc, "dumps"), 2);
+    assert_int_equal((uint64_t)said_number(doc, "dumps_too_short"), 1);
     print_message("  %llu accepted, eval says %.4f\n", (unsigned long long)accepted,
-                  number(doc, "accepted_drafts") * (double)anchors);
-    assert_true(fabs(number(doc, "accepted_drafts") * (double)anchors - (double)accepted) < 1e-6);
-    assert_true(fabs(number(doc, "acceptance_length") - number(doc, "accepted_drafts") - 1) < 1e-4);
+                  said_number(doc, "accepted_drafts") * (double)anchors);
+    assert_true(fabs(said_number(doc, "accepted_drafts") * (double)anchors - (double)accepted) < 1e-6);
+    assert_true(fabs(said_number(doc, "acceptance_length") - said_number(doc, "accepted_drafts") - 1) < 1e-4);
     assert_int_equal(json_array_size(json_object_get(doc, "positions")), BLOCK);
-    assert_true(number(doc, "analytic_length_sampled") > 1);
+    assert_true(said_number(doc, "analytic_length_sampled") > 1);
     json_decref(doc);
 }
 
@@ -221,7 +191,7 @@ static void test_eval_counts(void **state)
 static json_t *figures(const char *options)
 {
     cli_result r = run_cli(EVAL " --json %s", options);
-    json_t *doc = parse(&r);
+    json_t *doc = said_json(&r);
     assert_int_equal(r.code, 0);
     json_object_del(doc, "times");
     json_object_del(doc, "break_even_target_step_seconds");
@@ -247,15 +217,15 @@ static void test_eval_is_one_answer(void **state)
 static void test_eval_journal(void **state)
 {
     cli_result r = run_cli(EVAL " --stride 3 --resume j3 --json");
-    json_t *doc = parse(&r);
+    json_t *doc = said_json(&r);
     char path[800];
     FILE *f;
     (void)state;
-    assert_int_equal((int)number(doc, "dumps_resumed"), 0);
+    assert_int_equal((int)said_number(doc, "dumps_resumed"), 0);
     json_decref(doc);
     r = run_cli(EVAL " --stride 3 --resume j3 --json");
-    doc = parse(&r);
-    assert_int_equal((int)number(doc, "dumps_resumed"), 2);
+    doc = said_json(&r);
+    assert_int_equal((int)said_number(doc, "dumps_resumed"), 2);
     json_decref(doc);
     r = run_cli(EVAL " --stride 2 --resume j3");
     assert_int_equal(r.code, 3);
@@ -323,7 +293,7 @@ static void test_eval_one_anchor(void **state)
     assert_has(r.out, "AUC -. ");
     assert_null(strstr(r.out, "nan"));
     r = run_cli("eval tiny --data one --target " TARGET " --stride 1000 --json");
-    doc = parse(&r);
+    doc = said_json(&r);
     assert_true(json_is_null(json_object_get(doc, "accepted_drafts_stderr")));
     json_decref(doc);
 }
@@ -435,5 +405,5 @@ int main(void)
         cmocka_unit_test(test_eval_spares_its_inputs),
         cmocka_unit_test(test_eval_files), cmocka_unit_test(test_eval_refusals),
     };
-    return cmocka_run_group_tests_name("cli_draft", tests, make_inputs, remove_all);
+    return cmocka_run_group_tests_name("cli_draft", tests, make_inputs, remove_folder);
 }

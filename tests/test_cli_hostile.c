@@ -17,13 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "support/run_cli.h"
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
+#include "support/cli_said.h"
 
 #define BENCH "bench tiny --tokens 1 --repeat 1 --buffer 1M --threads 1 "
 
@@ -33,20 +27,6 @@ static int make_inputs(void **state)
     if (run_cli("synth tiny --preset tiny").code) return 1;
     if (run_cli("synth shards --preset tiny --shard-size 64K").code) return 1;
     return run_cli("synth --dump dump.st --for tiny --tokens 20").code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
-static const char *in_folder(const char *name)
-{
-    static char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return path;
 }
 
 /* What surrounds a run that run_cli cannot arrange. */
@@ -493,5 +473,5 @@ int main(void)
         cmocka_unit_test(test_odd_names),
         cmocka_unit_test(test_huge_sizes),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

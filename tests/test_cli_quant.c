@@ -13,15 +13,9 @@
 #include <math.h>
 
 #include "dspark/dspark.h"
-#include "support/run_cli.h"
+#include "support/cli_said.h"
 
 #define N_LAYERS 5 /* of the tiny preset */
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
 
 static int make_inputs(void **state)
 {
@@ -31,35 +25,12 @@ static int make_inputs(void **state)
     return run_cli("quantize tiny nv --format nvfp4").code;
 }
 
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
 static json_t *run_json(int code, const char *args)
 {
     cli_result r = run_cli("%s --json", args);
-    json_error_t err;
-    json_t *doc = json_loads(r.out, JSON_REJECT_DUPLICATES, &err);
-    if (!doc || r.code != code) print_error("dspark %s: %d\n%s\n%s\n", args, r.code, r.out, r.err);
-    assert_non_null(doc);
+    if (r.code != code) print_error("dspark %s: %d\n%s\n%s\n", args, r.code, r.out, r.err);
     assert_int_equal(r.code, code);
-    return doc;
-}
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    assert_non_null(text);
-    return text;
-}
-
-static json_int_t int_of(const json_t *object, const char *key)
-{
-    assert_true(json_is_integer(json_object_get(object, key)));
-    return json_integer_value(json_object_get(object, key));
+    return said_json(&r);
 }
 
 /* ---- every format ---- */
@@ -79,12 +50,12 @@ static void check_format(const char *format, const char *options, const char *sc
     json_decref(run_json(0, args));
     snprintf(args, sizeof args, "inspect q-%s%s", format, options[0] ? "-o" : "");
     doc = run_json(0, args);
-    assert_string_equal(text_of(doc, "verdict"), "usable");
+    assert_string_equal(said_text(doc, "verdict"), "usable");
     linears = json_object_get(json_object_get(doc, "quantisation"), "linears");
     for (i = 0; i < json_array_size(linears); i++) {
         const json_t *linear = json_array_get(linears, i);
-        if (!strstr(text_of(linear, "name"), "kv_a_proj_with_mqa")) continue;
-        assert_string_equal(text_of(linear, "scheme"), scheme);
+        if (!strstr(said_text(linear, "name"), "kv_a_proj_with_mqa")) continue;
+        assert_string_equal(said_text(linear, "scheme"), scheme);
         n_shards++;
     }
     assert_int_equal(n_shards, N_LAYERS);
@@ -123,7 +94,7 @@ static void test_fp8_is_fp8_channel(void **state)
 {
     json_t *doc = run_json(0, "quantize tiny short --format fp8");
     (void)state;
-    assert_string_equal(text_of(doc, "format"), "fp8-channel");
+    assert_string_equal(said_text(doc, "format"), "fp8-channel");
     json_decref(doc);
     assert_int_equal(run_cli("quantize tiny long --format fp8-channel").code, 0);
     assert_true(same_files("short/model.safetensors", "long/model.safetensors"));
@@ -248,12 +219,12 @@ static void check_parts(const json_t *doc, int has_differences)
     assert_int_equal(json_array_size(layers), 2 * N_LAYERS);
     for (i = 0; i < json_array_size(layers); i++) {
         const json_t *part = json_array_get(layers, i);
-        json_int_t differ = int_of(part, "values_different");
+        json_int_t differ = said_int(part, "values_different");
         double ratio = json_number_value(json_object_get(part, "rms_ratio"));
-        assert_int_equal(int_of(part, "layer"), i / 2);
-        assert_string_equal(text_of(part, "part"), i % 2 ? "rope_key" : "latent");
-        assert_int_equal(int_of(part, "values"), 8 * (i % 2 ? 8 : 16));
-        assert_int_equal(int_of(part, "max_ulp") > 0, differ > 0);
+        assert_int_equal(said_int(part, "layer"), i / 2);
+        assert_string_equal(said_text(part, "part"), i % 2 ? "rope_key" : "latent");
+        assert_int_equal(said_int(part, "values"), 8 * (i % 2 ? 8 : 16));
+        assert_int_equal(said_int(part, "max_ulp") > 0, differ > 0);
         n_differ += differ;
         if (!(i % 2)) /* the norm takes a common factor away */
             assert_true(ratio > 0.99 && ratio < 1.01);
@@ -264,7 +235,7 @@ static void check_parts(const json_t *doc, int has_differences)
         /* A factor on the whole rope key: most of its elements move. */
         if (i % 2 && differ > 8 * 8 / 2) n_rope_layers++;
     }
-    assert_int_equal(n_differ, int_of(vllm, "values_different"));
+    assert_int_equal(n_differ, said_int(vllm, "values_different"));
     assert_int_equal(n_rope_layers > 0, has_differences);
     assert_int_equal(n_differ > 0, has_differences);
 }
@@ -335,5 +306,5 @@ int main(void)
         cmocka_unit_test(test_compare_vllm),
         cmocka_unit_test(test_context_vllm),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

@@ -1,0 +1,26 @@
+/* What a run of the command said, and where it said it: for the tests of the command line, beside
+ * run_cli. What is not as asked ends the running cmocka test with both outputs shown. */
+#ifndef DSPARK_TESTS_SUPPORT_CLI_SAID_H
+#define DSPARK_TESTS_SUPPORT_CLI_SAID_H
+
+#include <jansson.h>
+
+#include "support/run_cli.h"
+
+/* The text must hold the part. */
+#define assert_has(text, part) said_has(text, part, __FILE__, __LINE__)
+void said_has(const char *text, const char *part, const char *file, int line);
+
+/* Stdout as JSON without duplicate keys; json_decref it. */
+json_t *said_json(const cli_result *r);
+/* Members that must be there and of the type. */
+json_int_t said_int(const json_t *object, const char *key);
+double said_number(const json_t *object, const char *key);
+const char *said_text(const json_t *object, const char *key);
+
+/* A name in the command's folder, until the next call. */
+const char *in_folder(const char *name);
+/* A cmocka teardown: the folder and all in it. */
+int remove_folder(void **state);
+
+#endif
