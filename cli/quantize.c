@@ -154,27 +154,26 @@ static int print_text(const char *out, const dspark_quantize_opts *opts, const r
 /* The report of a checkpoint that has been written. What keeps the comparison from being made is told
  * behind it; the checkpoint stays. */
 static int print_report(const char *in, const char *out, const dspark_quantize_opts *opts,
-                        const reports *all, int json, int compare)
+                        const reports *all, const quantize_how *how)
 {
     const uint64_t before = checkpoint_bytes(in), after = checkpoint_bytes(out);
     quantize_compare *compared = NULL;
     dspark_error err = {0};
     dspark_status st = DSPARK_OK;
     int code;
-    if (compare) {
+    if (how->compare) {
         if (!(compared = malloc(sizeof *compared))) return out_error(EXIT_INTERNAL, "out of memory");
-        st = quantize_compare_run(compared, in, out, opts->n_threads, &err);
+        st = quantize_compare_run(compared, in, out, how->target, opts->n_threads, &err);
         if (st != DSPARK_OK)
             snprintf(compared->why, sizeof compared->why, "%s", dspark_status_name(st));
     }
-    code = json ? print_json(in, out, opts, all, before, after, compared)
-                : print_text(out, opts, all, before, after, compared);
+    code = how->json ? print_json(in, out, opts, all, before, after, compared)
+                     : print_text(out, opts, all, before, after, compared);
     free(compared);
     return code == EXIT_OK && st != DSPARK_OK ? out_fail(st, &err) : code;
 }
 
-int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, int json, int quiet,
-                 int compare)
+int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, const quantize_how *how)
 {
     reports all = {0};
     dspark_error err = {0};
@@ -193,7 +192,7 @@ int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, in
     else if (all.failed)
         code = out_error(EXIT_INTERNAL, "out of memory");
     else
-        code = quiet ? EXIT_OK : print_report(in, out, opts, &all, json, compare);
+        code = how->quiet ? EXIT_OK : print_report(in, out, opts, &all, how);
     free_reports(&all);
     return code;
 }
@@ -206,7 +205,8 @@ int command_quantize(int argc, char **argv)
     static const char *const scales[] = {"absmax", "mse", NULL};
     static const char *const layouts[] = {"ct", "modelopt", NULL};
     const char *paths[2];
-    int format = 0, format_given = 0, scale = 0, layout = 0, json = 0, no_compare = 0, code;
+    int format = 0, format_given = 0, scale = 0, layout = 0, no_compare = 0, code;
+    quantize_how how = {0};
     uint64_t group_size = 0, threads = 0;
     args_texts ignore = {0}, targets = {0};
     dspark_quantize_opts opts;
@@ -231,16 +231,19 @@ int command_quantize(int argc, char **argv)
          "times (default: all linear layers but kv_b_proj and the heads)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &threads, "N", "threads (default: all processors)", 1, 1024, NULL,
          NULL},
+        {"target", ARGS_TEXT, &how.target, "DIR",
+         "the target's checkpoint: a block is drafted and compared too,\n"
+         "for which the whole of CKPT and OUT is opened", 0, 0, NULL, NULL},
         {"no-compare", ARGS_FLAG, &no_compare, NULL,
          "do not run context KV of CKPT and OUT to see what has become\n"
          "of its entries; memory is then that of the largest tensor", 0, 0, NULL, NULL},
-        {"json", ARGS_FLAG, &json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
+        {"json", ARGS_FLAG, &how.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},
     };
     const args_command command = {
         .name = "quantize",
         .synopsis = "CKPT OUT --format F [--scales absmax|mse] [--layout ct|modelopt] "
                     "[--group-size N]\n                       [--ignore P]... [--targets P]... "
-                    "[--threads N] [--no-compare] [--json]",
+                    "[--threads N] [--target DIR] [--no-compare] [--json]",
         .summary = "Write the checkpoint CKPT to the directory OUT with quantised weights. All that is\n"
                    "written is read back and compared before OUT appears; on failure nothing is left. Then 8\n"
                    "synthetic rows pass context KV of both: the error of their entries is shown.",
@@ -254,7 +257,10 @@ int command_quantize(int argc, char **argv)
     if (code == ARGS_RUN && !format_given)
         code = args_complain(&command, "--format is missing; formats are fp8-tensor, fp8-channel, "
                              "fp8-block, nvfp4, mxfp4, mxfp8, int8, int4, bf16, fp8");
+    if (code == ARGS_RUN && how.target && no_compare)
+        code = args_complain(&command, "--target is for the comparison that --no-compare leaves out");
     if (code == ARGS_RUN) {
+        how.compare = !no_compare;
         dspark_quantize_opts_init(&opts);
         opts.format = quantize_format(format);
         opts.scales = scale ? DSPARK_SCALES_MSE : DSPARK_SCALES_ABSMAX;
@@ -265,7 +271,7 @@ int command_quantize(int argc, char **argv)
         opts.n_ignore = ignore.n;
         opts.targets = targets.items;
         opts.n_targets = targets.n;
-        code = quantize_run(paths[0], paths[1], &opts, json, 0, !no_compare);
+        code = quantize_run(paths[0], paths[1], &opts, &how);
     }
     args_texts_free(&ignore);
     args_texts_free(&targets);

@@ -8,9 +8,15 @@
 extern const char *const quantize_formats[];
 dspark_format quantize_format(int choice);
 
-/* Runs dspark_quantize with a bar and prints the table (or JSON, or nothing when quiet), with `compare`
- * also that of context entries. Returns an exit code. progress and report of opts are set here. */
-int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, int json, int quiet,
-                 int compare);
+/* What is said of it. */
+typedef struct quantize_how {
+    int quiet, json;
+    int compare;        /* also what has become of context entries */
+    const char *target; /* and of a drafted block; may be NULL */
+} quantize_how;
+
+/* Runs dspark_quantize with a bar and prints the table (or JSON, or nothing). Returns an exit code.
+ * progress and report of opts are set here. */
+int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, const quantize_how *how);
 
 #endif

@@ -162,7 +162,8 @@ static int write_quantised(const synth_args *a)
             synth_scheme_write(a->scheme, plain, a->out, (uint32_t)a->group_size, &err);
         if (st != DSPARK_OK) code = out_fail(st, &err);
     } else if (code == EXIT_OK) {
-        code = quantize_run(plain, a->out, &opts, 0, 1, 0);
+        const quantize_how how = {.quiet = 1};
+        code = quantize_run(plain, a->out, &opts, &how);
     }
     remove_folder(plain);
     return code;

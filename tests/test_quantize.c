@@ -679,10 +679,10 @@ static void check_compared(void)
         const char *args;
         double least, most; /* rms of the result, relative to that of the source */
     } cases[] = {{"c --format nvfp4", 10, 200}, {"c --format fp8", 2, 30}, {"c --format bf16", 0.9, 2.5}};
-    char args[300];
+    char args[600];
+    const json_t *layers;
     json_t *doc;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const json_t *layers;
         snprintf(args, sizeof args, "quantize %s %s --json", i < 2 ? tiny : "q", cases[i].args);
         doc = json_loads(run_cli("%s", args).out, 0, NULL);
         assert_non_null(doc);
@@ -703,6 +703,20 @@ static void check_compared(void)
         snprintf(args, sizeof args, "%s/c", cli_folder());
         tmpdir_remove(args);
     }
+    /* a block, where the drafter has what it needs */
+    snprintf(args, sizeof args, "quantize %s c --format fp8 --json --target " DSPARK_TEST_DATA
+             "/golden-draft/target-64x97", tiny);
+    doc = json_loads(run_cli("%s", args).out, 0, NULL);
+    assert_non_null(doc);
+    layers = json_object_get(json_object_get(doc, "context_entries"), "block");
+    assert_int_equal(json_integer_value(json_object_get(layers, "tokens")), 7);
+    assert_true(json_integer_value(json_object_get(layers, "tokens_equal")) >= 3);
+    assert_true(json_number_value(json_object_get(layers, "logits_rms_rel")) > 0.001);
+    assert_true(json_number_value(json_object_get(layers, "logits_rms_rel")) < 0.3);
+    assert_true(json_number_value(json_object_get(layers, "confidence_change")) > 0);
+    json_decref(doc);
+    snprintf(args, sizeof args, "%s/c", cli_folder());
+    tmpdir_remove(args);
     snprintf(args, sizeof args, "quantize %s c --format int8 --no-compare", tiny);
     assert_null(strstr(run_cli("%s", args).out, "Context entries"));
     snprintf(args, sizeof args, "quantize %s d --format int8 --no-compare --json", tiny);
