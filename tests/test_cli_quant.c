@@ -14,6 +14,7 @@
 
 #include "dspark/dspark.h"
 #include "support/cli_said.h"
+#include "support/tmpdir.h"
 
 #define N_LAYERS 5 /* of the tiny preset */
 
@@ -207,6 +208,62 @@ static void test_synth_schemes(void **state)
     assert_false(folder_has("tiny.int3"));
 }
 
+/* ---- what quantize says ---- */
+
+/* What quantising does to entries: a 4-bit weight costs more than rounding, in every layer and part; the
+ * way back to BF16 changes little. Not with --no-compare. */
+static void test_quantize_compares(void **state)
+{
+    static const struct {
+        const char *args;
+        double least, most; /* rms of the result, relative to that of the source */
+    } cases[] = {{"c --format nvfp4", 10, 200}, {"c --format fp8", 2, 30}, {"c --format bf16", 0.9, 2.5}};
+    char args[600];
+    cli_result r;
+    const json_t *layers;
+    json_t *doc;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(args, sizeof args, "quantize %s %s --json", i < 2 ? "tiny" : "nv", cases[i].args);
+        r = run_cli("%s", args);
+        doc = said_json(&r);
+        layers = json_object_get(json_object_get(doc, "context_entries"), "layers");
+        assert_int_equal(json_array_size(layers), 10);
+        for (size_t l = 0; l < 10; l++) {
+            const json_t *part = json_array_get(layers, l);
+            double rms = json_number_value(json_object_get(part, "rms_rel"));
+            double source = json_number_value(json_object_get(part, "source_rms_rel"));
+            assert_int_equal(json_integer_value(json_object_get(part, "layer")), l / 2);
+            assert_string_equal(json_string_value(json_object_get(part, "part")),
+                                l % 2 ? "rope_key" : "latent");
+            assert_true(json_number_value(json_object_get(part, "max_abs")) > 0);
+            if (!(rms >= cases[i].least * source && rms <= cases[i].most * source))
+                fail_msg("%s: layer %zu: %g, source %g", args, l, rms, source);
+        }
+        json_decref(doc);
+        tmpdir_remove(in_folder("c"));
+    }
+    /* a block, where the drafter has what it needs */
+    snprintf(args, sizeof args, "quantize tiny c --format fp8 --json --target " DSPARK_TEST_DATA
+             "/golden-draft/target-64x97");
+    r = run_cli("%s", args);
+    doc = said_json(&r);
+    layers = json_object_get(json_object_get(doc, "context_entries"), "block");
+    assert_int_equal(json_integer_value(json_object_get(layers, "tokens")), 7);
+    assert_true(json_integer_value(json_object_get(layers, "tokens_equal")) >= 3);
+    assert_true(json_number_value(json_object_get(layers, "logits_rms_rel")) > 0.001);
+    assert_true(json_number_value(json_object_get(layers, "logits_rms_rel")) < 0.3);
+    assert_true(json_number_value(json_object_get(layers, "confidence_change")) > 0);
+    json_decref(doc);
+    tmpdir_remove(in_folder("c"));
+    r = run_cli("quantize tiny c --format int8 --no-compare");
+    assert_null(strstr(r.out, "Context entries"));
+    r = run_cli("quantize tiny d --format int8 --no-compare --json");
+    doc = said_json(&r);
+    assert_true(json_is_null(json_object_get(doc, "context_entries")));
+    json_decref(doc);
+}
+
 /* ---- vLLM's merge ---- */
 
 static void check_parts(const json_t *doc, int has_differences)
@@ -303,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_fp8_is_fp8_channel),
         cmocka_unit_test(test_inspect_mixed),
         cmocka_unit_test(test_synth_schemes),
+        cmocka_unit_test(test_quantize_compares),
         cmocka_unit_test(test_compare_vllm),
         cmocka_unit_test(test_context_vllm),
     };
