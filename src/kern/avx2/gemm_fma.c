@@ -13,10 +13,10 @@
  * 2 + 2. All need the mask of the odd halves as a memory operand: 16 registers hold 12 sums, 2 to 3
  * weights and a broadcast. Weights expanded to fp32 beforehand gain nothing over this.
  *
- * Prefetch, likewise: up to FEW rows are as fast as memory. There each piece is fetched into L2 two
- * pieces early and into L1 one piece early, panel after panel. With more rows, lines come into L2 one
- * piece early, few at a time: the miss buffers of L1 serve the loads of the tiles too, and bursts or
- * fetches into L1 make these wait. */
+ * Prefetch, likewise: up to FEW rows are about as fast as memory. There each piece is fetched into L1
+ * one piece early, panel after panel; 3 and 4 rows also want it in L2 two pieces early, 1 and 2 lose
+ * by that. With more rows, lines come into L2 one piece early, few at a time: the miss buffers of L1
+ * serve the loads of the tiles too, and bursts or fetches into L1 make these wait. */
 enum {
     TILE_ROWS = 6,
     FEW = 4,
@@ -43,7 +43,7 @@ typedef struct piece {
 /* Lines per pair: n_lines of them every `every` pairs. Constants in each copy. */
 typedef struct fetching {
     size_t n_lines, every;
-    int near;
+    int far, near;
 } fetching;
 
 /* n elements of a bf16 row as fp32; an odd n gets a zero behind it. */
@@ -84,7 +84,7 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
     for (size_t left = s->n_pairs, run; left > 0; left -= run) {
         DSPARK__UNROLL
         for (size_t line = 0; line < f.n_lines; line++, far += LINE, near += LINE) {
-            _mm_prefetch(far, _MM_HINT_T1);
+            if (f.far) _mm_prefetch(far, _MM_HINT_T1);
             if (f.near) _mm_prefetch(near, _MM_HINT_T0);
         }
         run = left < f.every ? left : f.every;
@@ -143,9 +143,10 @@ DSPARK__INLINE void multiply_halves(float *acc, piece s, fetching first, fetchin
     multiply(acc, &s, 3, 24, 3, second);
 }
 
-#define NOTHING ((fetching){0, STEP, 0})
-#define FEW_LINES(n) ((fetching){n, 1, 1})
-#define ONE_LINE(every) ((fetching){1, every, 0})
+#define NOTHING ((fetching){0, STEP, 0, 0})
+#define NEAR_LINES(n) ((fetching){n, 1, 0, 1})
+#define BOTH_LINES(n) ((fetching){n, 1, 1, 1})
+#define ONE_LINE(every) ((fetching){1, every, 1, 0})
 
 /* These are called, not inlined: no multiply-add may move to where MXCSR is the host's. */
 DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
@@ -164,15 +165,15 @@ DSPARK__NOINLINE void multiply_few(float *acc, const piece *s, size_t n_rows)
 {
     piece other = *s;
     switch (n_rows) {
-    case 1: multiply(acc, s, 1, 0, 6, FEW_LINES(3)); break;
-    case 2: multiply(acc, s, 2, 0, 6, FEW_LINES(3)); break;
-    case 3: multiply_halves(acc, *s, FEW_LINES(2), FEW_LINES(1)); break;
+    case 1: multiply(acc, s, 1, 0, 6, NEAR_LINES(3)); break;
+    case 2: multiply(acc, s, 2, 0, 6, NEAR_LINES(3)); break;
+    case 3: multiply_halves(acc, *s, BOTH_LINES(2), BOTH_LINES(1)); break;
     default:
-        multiply(acc, s, 2, 0, 6, FEW_LINES(2));
+        multiply(acc, s, 2, 0, 6, BOTH_LINES(2));
         other.x += 2 * 2 * STEP;
         other.far += 2 * s->n_pairs * LINE;
         other.near += 2 * s->n_pairs * LINE;
-        multiply(acc + 2 * DSPARK__PANEL, &other, 2, 0, 6, FEW_LINES(1));
+        multiply(acc + 2 * DSPARK__PANEL, &other, 2, 0, 6, BOTH_LINES(1));
         break;
     }
 }
