@@ -132,9 +132,12 @@ dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double
     return DSPARK_OK;
 }
 
+/* The probe reads at least three times: a third of the buffer, unless that is not much more than the caches. */
 dspark_status bench_evict(const bench_report *r, uint32_t n_threads, double *gbs, dspark_error *err)
 {
-    return dspark_probe_read(n_threads, r->buffer, (size_t)r->buffer_bytes, 1e-3, gbs, err);
+    uint64_t n = r->buffer_bytes / 3;
+    if (n < 4 * r->cache_bytes || n < 64) n = r->buffer_bytes;
+    return dspark_probe_read(n_threads, r->buffer, (size_t)n, 1e-4, gbs, err);
 }
 
 static dspark_status probe_hot(const bench_report *r, bench_run *run, size_t i, int after,
