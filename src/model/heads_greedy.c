@@ -12,11 +12,11 @@
 /* Panels of one unit of the threads: about 100 KB of codes at rank 256. */
 #define UNIT_PANELS 16u
 /* Every SAMPLE_EVERYth unit is looked at first. When nearly all of its panels might hold the largest, the
- * others are not worth a look; and when many of all panels might, the plain way is as fast (with few
+ * others are not worth a look; and when most of all panels might, the plain way is as fast (with few
  * panels it does not matter). */
 #define SAMPLE_EVERY 16u
 #define SAMPLE_MOST 0.9
-#define LISTED_MOST 0.4
+#define LISTED_MOST 0.7
 #define SAMPLE_LEAST 32u /* units of a matrix that is worth a sample */
 #define FEW_PANELS 64u
 #define MOST_EARLY 3u /* panels of a row that are read before the list */
