@@ -394,6 +394,31 @@ static void test_gemm_blocks(void **state)
     free(want);
 }
 
+/* Every number of rows up to some tiles, with enough k that kernels fetch ahead and change pieces. */
+static void test_gemm_every_rows(void **state)
+{
+    (void)state;
+    enum { K = 517, OUT = 4 * 48 - 1, MOST_ROWS = 40 };
+    float *acc = aligned_alloc(64, 4 * MOST_ROWS * 48 * sizeof *acc);
+    uint16_t *want = malloc(MOST_ROWS * (OUT + 1) * 2);
+    assert_true(acc && want);
+    dspark__kern ref = level(DSPARK_ISA_REF);
+    problem p = make_problem(MOST_ROWS, OUT, K, SPECIALS);
+    dspark__pack_bf16(panels_of(&p, OUT), p.w, OUT, K);
+    for (size_t n_rows = 1; n_rows <= MOST_ROWS; n_rows++) {
+        fill_bf16(x_of(&p, n_rows, 0), n_rows * p.x_stride / 2 - (p.x_stride / 2 - K), SPECIALS);
+        memcpy(want, run_gemm(&ref, &p, n_rows, OUT, 0, 0, NULL), n_rows * (OUT + 1) * 2);
+        for (EACH_LEVEL(isa)) {
+            dspark__kern kern = level(isa);
+            const void *out = run_gemm(&kern, &p, n_rows, OUT, 0, 0, n_rows % 2 ? acc : NULL);
+            check_out(&p, out, n_rows, OUT, want, OUT + 1, dspark__isa_name(kern.isa));
+        }
+    }
+    free_problem(&p);
+    free(want);
+    free(acc);
+}
+
 /* Sums around FLT_MIN and products far below it: where flushing is decided, in bulk. */
 static void test_gemm_flush(void **state)
 {
@@ -704,6 +729,7 @@ int main(void)
         cmocka_unit_test(test_gemm_answers),
         cmocka_unit_test(test_gemm_shapes),
         cmocka_unit_test(test_gemm_blocks),
+        cmocka_unit_test(test_gemm_every_rows),
         cmocka_unit_test(test_gemm_flush),
         cmocka_unit_test(test_gemm_wide),
         cmocka_unit_test(test_gemm_bound),
