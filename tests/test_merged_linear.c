@@ -69,7 +69,7 @@ static dspark_status fill(dspark__merged_linear *ml, uint32_t s, const files *f,
                           const dspark__module *module, dspark__threads *t,
                           int (*step)(void *user, uint64_t bytes), void *user, dspark_error *err)
 {
-    dspark__fill from = {f->ckpt, module, NULL, t, NULL, step, user};
+    dspark__fill from = {f->ckpt, module, NULL, t, NULL, step, user, NULL};
     return dspark__merged_linear_fill(ml, s, &from, err);
 }
 

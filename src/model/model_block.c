@@ -230,7 +230,7 @@ dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *module
     if (st == DSPARK_OK && c->markov_type != DSPARK_MARKOV_NONE) {
         st = dspark__fill_linear(f, &b->markov_w2, "markov_w2", c->markov_rank, 1, c->vocab_size,
                                  once + P_MARKOV_W2, 1, err);
-        if (st == DSPARK_OK)
+        if (st == DSPARK_OK && !f->packer) /* a packer keeps no weights, and nobody drafts with it */
             st = dspark__markov_bound_build(&b->markov_bound, &b->markov_w2, f->threads,
                                             &f->model->allocator, err);
         if (st == DSPARK_OK)
