@@ -16,9 +16,9 @@
 
 #define K 2001      /* more than a block of k, and odd */
 #define SHARDS 3
-#define MOST 300
-#define WIDTH 336   /* of an output row */
-#define OUTPUTS 333 /* of the largest shard: seven panels, the last one not full */
+#define MOST 260
+#define WIDTH 144   /* of an output row */
+#define OUTPUTS 141 /* of the largest shard: three panels, the last one not full */
 
 static const uint32_t rows_of[SHARDS] = {OUTPUTS, 48, 100};
 
