@@ -9,15 +9,18 @@
  * up to three panels side by side (one row alone would wait for its accumulators). More rows, which are
  * bound by arithmetic: a group of 8 k is expanded into L1 while the one before is multiplied, so that
  * one broadcast serves 48 outputs. Permutations and the dot product then run in different units, and a
- * tile of 8 rows hides nearly all of the expansion, however often it is repeated. */
+ * tile of 8 rows hides most of the expansion, however often it is repeated (not all: operations that any
+ * unit could do queue for those of the dot product, too; and a store of 64 bytes takes two cycles). */
 enum {
-    DIRECT = 4,     /* the most rows of a tile without a way through L1 */
+    DIRECT = 4,      /* the most rows of a tile without a way through L1 */
     ROWS = 8,
     PANELS = 3,
-    TILE = 8,       /* the most rows times panels of a tile */
-    PLAIN_K = 64,
-    CHECKED = 32,   /* rows of scales that are judged at a time */
-    USUAL_BLOCK = 2 /* groups of 8 under one e4m3 scale */
+    TILE = 8,        /* the most rows times panels of a tile */
+    PLAIN_K = 128,
+    PLAIN_ROWS = 32, /* of a tile by way of memory */
+    WHOLE_ROWS = 8,  /* the most rows for which looking up all of 256 entries is the faster way */
+    CHECKED = 32,    /* rows of scales that are judged at a time */
+    USUAL_BLOCK = 2  /* groups of 8 under one e4m3 scale */
 };
 
 /* What p points at may have changed, for all that the compiler knows: it is loaded again. */
@@ -110,7 +113,7 @@ DSPARK__INLINE void multiply_line(__m512 of[][REGISTERS], size_t v, const uint8_
                                   const unsigned char *x, size_t x_stride, size_t n_rows, way how)
 {
     __m512i w[GROUP_PAIRS];
-    expand_line(w, codes, t, scales, how);
+    expand_line(w, codes, t, scales, how, 0);
     DSPARK__UNROLL
     for (size_t j = 0; j < GROUP_PAIRS; j++)
         DSPARK__UNROLL
@@ -121,12 +124,12 @@ DSPARK__INLINE void multiply_line(__m512 of[][REGISTERS], size_t v, const uint8_
 
 DSPARK__INLINE void multiply_bytes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
                                    const dot_scales *scales, const unsigned char *x, size_t x_stride,
-                                   size_t n_rows, way how)
+                                   size_t n_rows, way how, int near)
 {
     DSPARK__UNROLL
     for (size_t half = 0; half < 2; half++) {
         __m512i w[6];
-        expand_bytes(w, codes + 192 * half, t, scales, how);
+        expand_bytes(w, codes + 192 * half, t, scales, how, 0, near);
         DSPARK__UNROLL
         for (size_t i = 0; i < 2 * n_rows; i++) {
             size_t j = i / n_rows, r = i % n_rows;
@@ -152,7 +155,8 @@ DSPARK__INLINE void multiply_direct(sums *s, const cursor *c, size_t x_stride, c
             for (size_t p = 0; p < n_panels; p++) {
                 const uint8_t *codes = c->codes[p] + group * group_bytes(how);
                 if (is_bytes(how))
-                    multiply_bytes(s->of + p * n_rows, codes, t, none, x, x_stride, n_rows, how);
+                    multiply_bytes(s->of + p * n_rows, codes, t, none, x, x_stride, n_rows, how,
+                                   n_panels > 1);
                 else
                     DSPARK__UNROLL
                     for (size_t v = 0; v < REGISTERS; v++)
@@ -172,7 +176,7 @@ DSPARK__INLINE void multiply_direct(sums *s, const cursor *c, size_t x_stride, c
             for (size_t v = 0; v < REGISTERS; v++) scales[v] = load_scales(row, v, how);
             for (size_t group = 0; group < n; group++)
                 multiply_bytes(s->of + p * n_rows, c->codes[p] + group * 384, t, scales,
-                               x + group * 2 * GROUP_K, x_stride, n_rows, how);
+                               x + group * 2 * GROUP_K, x_stride, n_rows, how, 0);
             continue;
         }
         DSPARK__UNROLL
@@ -196,7 +200,7 @@ DSPARK__INLINE void store_group(uint16_t *to, const uint8_t *codes, const dot_ta
     if (is_bytes(how)) {
         DSPARK__UNROLL
         for (size_t half = 0; half < 2; half++) {
-            expand_bytes(w, codes + 192 * half, t, scales, how);
+            expand_bytes(w, codes + 192 * half, t, scales, how, 1, 0);
             DSPARK__UNROLL
             for (size_t i = 0; i < 6; i++) _mm512_store_si512(to + 32 * (6 * half + i), w[i]);
         }
@@ -204,7 +208,7 @@ DSPARK__INLINE void store_group(uint16_t *to, const uint8_t *codes, const dot_ta
     }
     DSPARK__UNROLL
     for (size_t v = 0; v < REGISTERS; v++) {
-        expand_line(w, codes + 64 * v, t, scales + v, how);
+        expand_line(w, codes + 64 * v, t, scales + v, how, 1);
         DSPARK__UNROLL
         for (size_t j = 0; j < GROUP_PAIRS; j++)
             _mm512_store_si512(to + 32 * (REGISTERS * j + v), w[j]);
@@ -367,8 +371,9 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
                 if (rows) c.row[p] += DSPARK__PANEL;
             }
         }
+        if (!d->group) break;
         DSPARK__UNROLL
-        for (size_t p = 0; p < (d->group ? n_panels : 0); p++)
+        for (size_t p = 0; p < n_panels; p++)
             finish_group(s.of + p * n_rows, sums_of(job, p),
                          group_scales_of(job, p) + sum * DSPARK__PANEL, sum == 0, n_rows);
     }
@@ -418,7 +423,7 @@ static void multiply_any(const dot_job *job)
 {
     const dspark__dot_codes *d = job->d;
     const size_t n_k = d->group ? d->group : d->k;
-    _Alignas(64) float part[ROWS * DSPARK__PANEL];
+    _Alignas(64) float part[PLAIN_ROWS * DSPARK__PANEL];
     float *sum = sums_of(job, 0), *acc = d->group ? part : sum;
     for (size_t k0 = 0; k0 < d->k; k0 += n_k) {
         memset(acc, 0, job->n_rows * DSPARK__PANEL * sizeof *acc);
@@ -446,25 +451,31 @@ static void dot_codes_vbmi(const dspark__dot_codes *d)
     const dspark__code_format *f = d->format;
     if (d->n_rows == 0) return;
     job.how = prepare_tables(&job.tables, &job.fast, f);
+    if (job.how == BYTES_WHOLE && d->n_rows > WHOLE_ROWS) job.how = NO_WAY;
     if (f->scale != DSPARK__CODE_PLAIN && d->group % f->block != 0) job.how = NO_WAY;
     if (is_scaled(job.how) && !is_tame(d->x, d->x_stride, d->n_rows, d->k)) job.how = NO_WAY;
     for (job.panel = 0; job.panel < d->n_panels; job.panel += job.n_panels) {
         int all = job.how != NO_WAY && d->n_rows <= 2 && d->n_panels - job.panel >= PANELS;
         job.n_panels = all ? PANELS : 1;
         for (job.row = 0; job.row < d->n_rows; job.row += job.n_rows) {
-            job.n_rows = tile_rows(d->n_rows - job.row, ROWS);
+            job.n_rows = tile_rows(d->n_rows - job.row, job.how == NO_WAY ? PLAIN_ROWS : ROWS);
             job.x = (const unsigned char *)d->x + job.row * d->x_stride;
             run_tile(&job);
         }
     }
 }
 
+/* As measured on Zen 4: what the tiles lose to a product that expands 128 or 1024 k once and multiplies
+ * them with all rows. */
 void dspark__kern_avx512bf16vbmi(dspark__kern *k)
 {
     k->dot_codes = dot_codes_vbmi;
-    for (size_t bits8 = 0; bits8 < 2; bits8++)
-        for (size_t scale = 0; scale < 4; scale++) k->dot_rows[bits8][scale] = UINT32_MAX;
-    k->dot_rows[1][DSPARK__CODE_E4M3] = k->dot_rows[1][DSPARK__CODE_OFFSET] = 0;
+    k->dot_rows[0][DSPARK__CODE_PLAIN] = 64;
+    k->dot_rows[0][DSPARK__CODE_E4M3] = 12;
+    k->dot_rows[0][DSPARK__CODE_E8M0] = 16;
+    k->dot_rows[0][DSPARK__CODE_OFFSET] = 16;
+    k->dot_rows[1][DSPARK__CODE_PLAIN] = 32;
+    k->dot_rows[1][DSPARK__CODE_E8M0] = 8;
 }
 
 #endif

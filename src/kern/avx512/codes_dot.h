@@ -49,6 +49,8 @@ DSPARK__INLINE size_t group_bytes(way how)
  * multiple of 2^-126, so none but 0 is subnormal. */
 enum { NEAR = 16, POWERS = 40, TAME_BITS = (127 - 56) << 7, PRODUCT_POWER = 8 };
 
+enum { NEAR_AHEAD = 1024 }; /* bytes: see expand_bytes */
+
 /* BYTES: of[0..1] lower halves of codes 0-127, [2..3] upper halves, [4..7] the same of the others.
  * NIBBLES_PRODUCT: lower and upper halves, by 16 * mantissa + code. PLAIN and POWER: of[0], twice 16
  * entries. INTEGER: of[0] integers, of[1] bf16 of 0 .. 15, -16 .. -1. */
@@ -62,6 +64,16 @@ typedef struct dot_tables {
 typedef struct dot_scales {
     __m512i less, mantissa;
 } dot_scales;
+
+/* w - less, saturated; `less` is not negative. The instruction that saturates runs where the dot product
+ * does: beside many rows of it, two that run elsewhere are faster (but not for products, which load the
+ * other units, too). */
+DSPARK__INLINE __m512i take_off(__m512i w, __m512i less, int busy)
+{
+    if (!busy) return _mm512_subs_epi16(w, less);
+    __m512i least = _mm512_xor_si512(less, _mm512_set1_epi16((short)0x8000));
+    return _mm512_sub_epi16(_mm512_max_epi16(w, least), less);
+}
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
@@ -203,14 +215,16 @@ DSPARK__INLINE dot_scales load_scales(const uint8_t *row, size_t v, way how)
 
 /* ---- expansion ------------------------------------------------------------------------------- */
 
-/* 2 pairs of k of 48 outputs: w[3 * pair + v]. */
+/* 2 pairs of k of 48 outputs: w[3 * pair + v]. near: several panels are read side by side and outrun
+ * memory; fetching their codes into L1, a little ahead, is then 18 % faster than into L2 from afar. */
 DSPARK__INLINE void expand_bytes(__m512i w[6], const uint8_t *codes, const dot_tables *t,
-                                 const dot_scales *s, way how)
+                                 const dot_scales *s, way how, int busy, int near)
 {
     DSPARK__UNROLL
     for (size_t i = 0; i < 3; i++) {
         __m512i c = _mm512_permutexvar_epi64(t->order, _mm512_load_si512(codes + 64 * i));
-        fetch_ahead(codes + 64 * i);
+        if (near) _mm_prefetch((const char *)codes + 64 * i + NEAR_AHEAD, _MM_HINT_T0);
+        else fetch_ahead(codes + 64 * i);
         __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
         __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
         if (how == BYTES_WHOLE) {
@@ -225,8 +239,8 @@ DSPARK__INLINE void expand_bytes(__m512i w[6], const uint8_t *codes, const dot_t
         w[2 * i] = _mm512_unpacklo_epi8(low, high);
         w[2 * i + 1] = _mm512_unpackhi_epi8(low, high);
         if (how != BYTES_POWER) continue;
-        w[2 * i] = _mm512_subs_epi16(w[2 * i], s[2 * i % 3].less);
-        w[2 * i + 1] = _mm512_subs_epi16(w[2 * i + 1], s[(2 * i + 1) % 3].less);
+        w[2 * i] = take_off(w[2 * i], s[2 * i % 3].less, busy);
+        w[2 * i + 1] = take_off(w[2 * i + 1], s[(2 * i + 1) % 3].less, busy);
     }
 }
 
@@ -249,24 +263,24 @@ DSPARK__INLINE void expand_products(__m512i w[GROUP_PAIRS], const uint8_t *codes
 }
 
 DSPARK__INLINE void expand_words(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
-                                 const dot_scales *s, way how)
+                                 const dot_scales *s, way how, int busy)
 {
     __m512i raw = _mm512_load_si512(codes);
     fetch_ahead(codes);
     DSPARK__UNROLL
     for (size_t j = 0; j < GROUP_PAIRS; j++) {
         w[j] = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), t->of[0]);
-        if (how == NIBBLES_POWER) w[j] = _mm512_subs_epi16(w[j], s->less);
+        if (how == NIBBLES_POWER) w[j] = take_off(w[j], s->less, busy);
         if (how == NIBBLES_INTEGER)
             w[j] = _mm512_permutexvar_epi16(_mm512_sub_epi16(w[j], s->less), t->of[1]);
     }
 }
 
 DSPARK__INLINE void expand_line(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
-                                const dot_scales *s, way how)
+                                const dot_scales *s, way how, int busy)
 {
     if (how == NIBBLES_PRODUCT) expand_products(w, codes, t, s);
-    else expand_words(w, codes, t, s, how);
+    else expand_words(w, codes, t, s, how, busy);
 }
 
 /* ---- x --------------------------------------------------------------------------------------- */
