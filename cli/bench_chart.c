@@ -282,7 +282,7 @@ static void draw_bars(box *b)
     size_t i;
     for (i = 0; i < p->n_bars; i++) most = fmax(most, fmax(p->bars[i].value, p->bars[i].limit));
     if (!(most > 0)) most = 1;
-    step = nice_step(most / 5);
+    step = nice_step(most / 4);
     for (v = 0; v <= most * 1.001; v += step) {
         const double x = b->x + v / most * width;
         put_line(b->f, x, b->y, x, b->y + b->h, "g");

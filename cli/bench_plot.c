@@ -121,8 +121,10 @@ static void draw_draft(plot *p)
     }
 }
 
+/* Every row of a run; of linears the share of the roofline, as their times differ by a factor of a hundred. */
 static void draw_runs(plot *p)
 {
+    const int linears = p->report->args->what == BENCH_LINEAR;
     size_t i, k;
     char title[128];
     for (i = 0; i < p->report->n_runs; i++) {
@@ -133,12 +135,17 @@ static void draw_runs(plot *p)
                  dspark_isa_name(run->isa), run->n_threads, run->n_threads == 1 ? "" : "s");
         draw_stages(p, run, 0, run->n_rows, title);
         panel = &p->panels[p->n - 1];
+        if (linears) panel->x_title = "percent of the roofline (p50)";
         for (k = 0; k < panel->n_bars; k++) { /* the same stage at several sizes */
             const bench_row *row = &run->rows[k];
-            char name[64];
-            if (!row->tokens) continue;
-            snprintf(name, sizeof name, "%s, n = %" PRIu64, row->stage, row->tokens);
-            memcpy(panel->bars[k].name, name, sizeof name);
+            chart_bar *bar = &panel->bars[k];
+            char time[32];
+            if (row->tokens) snprintf(bar->name, sizeof bar->name, "%s, n = %" PRIu64, row->stage, row->tokens);
+            if (!linears) continue;
+            bar->value = 100 * bench_share(row);
+            bar->limit = 100;
+            snprintf(bar->note, sizeof bar->note, "%.0f%%, %.12s, %.3g GB/s", bar->value, out_seconds(time, row->p50),
+                     row->bytes / row->p50 * 1e-9);
         }
     }
 }
