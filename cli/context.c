@@ -492,6 +492,17 @@ static void print_stage(out_table *t, const char *name, double seconds, uint64_t
     out_table_cell(t, "%s", digest);
 }
 
+/* The scales in use, also when nobody gave one. */
+static void print_scales(const context_job *job)
+{
+    uint32_t l, n = 1;
+    for (l = 1; l < job->config->n_layers; l++) n += job->scales[l] != job->scales[0];
+    printf("            scale%s", n > 1 ? "s" : "");
+    for (l = 0; l < (n > 1 ? job->config->n_layers : 1); l++)
+        printf("%s %g", l ? "," : "", (double)job->scales[l]);
+    printf("%s\n", n > 1 ? "" : " in every layer");
+}
+
 static int print_text(const context_job *job)
 {
     const context_args *a = job->args;
@@ -520,6 +531,7 @@ static int print_text(const context_job *job)
            "%s\n", args_cache_choices[a->cache_dtype], c->n_layers, job->n_blocks, a->block_size,
            job->entry_bytes,
            out_bytes(b1, (double)(job->n_blocks * a->block_size * job->entry_bytes) * c->n_layers));
+    if (job->view.scales) print_scales(job);
     printf("run         %s, %s, %u thread%s, %" PRIu64 " row%s a call\n",
            dspark_isa_name(dspark_context_isa(job->context)), args_path_choices[a->path],
            plan.n_threads, plan.n_threads == 1 ? "" : "s", job->batch, job->batch == 1 ? "" : "s");

@@ -15,7 +15,7 @@ while IFS=: read -r file test; do
     n=$((n + 1))
     if [[ ! -f tests/$file.c ]]; then
         fail "docs/faults.md: tests/$file.c does not exist"
-    elif ! grep -qE "cmocka_unit_test[a-z_]*\(${test}[,)]" <<< "$(code_of "tests/$file.c")"; then
+    elif ! grep -qE "(cmocka_unit_test[a-z_]*|TEST)\\(${test}[,)]" <<< "$(code_of "tests/$file.c")"; then
         fail "docs/faults.md: tests/$file.c does not run $test"
     fi
 done < <(grep -oE '`test_[a-z0-9_]+: [a-z0-9_]+`' docs/faults.md | tr -d '`')
@@ -37,6 +37,6 @@ done < <(grep -oE '^\| [A-Z][0-9]+ \|' docs/faults.md | sort | uniq -d)
 # The same numbers in comments of tests lead somewhere.
 while IFS=: read -r file id; do
     grep -qE "^\| $id \|" docs/faults.md || fail "$file: no fault $id in docs/faults.md"
-done < <(grep -oHE 'faults\.md [FRQPSM][0-9]+' tests/test_*.c | sed -E 's/:faults\.md /:/')
+done < <(grep -oHE 'faults\.md [FRQPSMC][0-9]+' tests/test_*.c | sed -E 's/:faults\.md /:/')
 
 finish "$n tests of $rows faults"
