@@ -11,6 +11,8 @@
 
 /* What one element of a norm, a rotation or a sum costs, in multiply-adds of a product. */
 #define ELEMENT_COST 8.0
+/* Heads whose absorbed weights one thread reads in one go: 1 MB of K3's. */
+#define HEADS_OF_A_UNIT 8u
 
 uint64_t dspark__now(void)
 {
@@ -175,48 +177,69 @@ static void swiglu_task(void *arg, size_t worker)
 
 /* ---- heads ---- */
 
-/* Queries of one head: the nope part through W_UK, the rope part rotated. */
-static void absorb_task(void *arg, size_t worker)
+/* The heads [*first, *end) of the next unit; 0 when none is left. Their weights follow each other in
+ * memory, so a unit of several is one stream. */
+static int take_heads(stage *s, size_t *first, size_t *end)
 {
-    stage *s = arg;
+    *first = take_unit(s) * HEADS_OF_A_UNIT;
+    *end = *first + HEADS_OF_A_UNIT < s->c->n_heads ? *first + HEADS_OF_A_UNIT : s->c->n_heads;
+    return *first < s->c->n_heads;
+}
+
+static size_t count_head_units(const dspark_config *c)
+{
+    return (c->n_heads + HEADS_OF_A_UNIT - 1) / HEADS_OF_A_UNIT;
+}
+
+/* Queries of one head: the nope part through W_UK, the rope part rotated. */
+static void absorb_head(const stage *s, size_t head, void *scratch)
+{
     const dspark__block *b = s->b;
     const dspark_config *c = s->c;
     const dspark__merged_linear *uk = &b->model->block.w_uk;
     const size_t p = c->qk_nope_head_dim, rope = c->qk_rope_head_dim, latent = c->kv_lora_rank;
     const size_t width = latent + rope, n = c->block_size, q_row = c->n_heads * (p + rope);
-    for (size_t head; (head = take_unit(s)) < c->n_heads;) {
-        uint32_t shard = s->layer * c->n_heads + (uint32_t)head;
-        for (size_t seq = 0; seq < b->n; seq++) {
-            const uint16_t *q = view(b, DSPARK__BLOCK_Q) + seq * n * q_row + head * (p + rope);
-            uint16_t *query = view(b, DSPARK__BLOCK_QUERY) + (seq * c->n_heads + head) * n * width;
-            dspark__merged_linear_rows(uk, b->kern, shard, 0, uk->shards[shard].n_panels, q, q_row * 2, n,
-                                       scratch_of(b, worker), query, width);
-            for (size_t i = 0; i < n; i++) {
-                const float *cos = (const float *)b->views[DSPARK__BLOCK_ROPE] + (seq * n + i) * rope;
-                b->kern->rope_bf16(query + i * width + latent, q + i * q_row + p, cos, cos + rope / 2,
-                                   rope / 2);
-            }
+    const uint32_t shard = s->layer * c->n_heads + (uint32_t)head;
+    for (size_t seq = 0; seq < b->n; seq++) {
+        const uint16_t *q = view(b, DSPARK__BLOCK_Q) + seq * n * q_row + head * (p + rope);
+        uint16_t *query = view(b, DSPARK__BLOCK_QUERY) + (seq * c->n_heads + head) * n * width;
+        dspark__merged_linear_rows(uk, b->kern, shard, 0, uk->shards[shard].n_panels, q, q_row * 2, n,
+                                   scratch, query, width);
+        for (size_t i = 0; i < n; i++) {
+            const float *cos = (const float *)b->views[DSPARK__BLOCK_ROPE] + (seq * n + i) * rope;
+            b->kern->rope_bf16(query + i * width + latent, q + i * q_row + p, cos, cos + rope / 2,
+                               rope / 2);
         }
     }
 }
 
-/* What a head found, through W_UV. */
-static void v_up_task(void *arg, size_t worker)
+static void absorb_task(void *arg, size_t worker)
 {
     stage *s = arg;
+    for (size_t head, end; take_heads(s, &head, &end);)
+        for (; head < end; head++) absorb_head(s, head, scratch_of(s->b, worker));
+}
+
+/* What a head found, through W_UV. */
+static void v_up_head(const stage *s, size_t head, void *scratch)
+{
     const dspark__block *b = s->b;
     const dspark_config *c = s->c;
     const dspark__merged_linear *uv = &b->model->block.w_uv;
     const size_t latent = c->kv_lora_rank, v = c->v_head_dim, n = c->block_size;
-    for (size_t head; (head = take_unit(s)) < c->n_heads;) {
-        uint32_t shard = s->layer * c->n_heads + (uint32_t)head;
-        for (size_t seq = 0; seq < b->n; seq++)
-            dspark__merged_linear_rows(
-                uv, b->kern, shard, 0, uv->shards[shard].n_panels,
-                view(b, DSPARK__BLOCK_LATENT) + (seq * c->n_heads + head) * n * latent, latent * 2, n,
-                scratch_of(b, worker), view(b, DSPARK__BLOCK_OUT) + (seq * n * c->n_heads + head) * v,
-                c->n_heads * v);
-    }
+    const uint32_t shard = s->layer * c->n_heads + (uint32_t)head;
+    for (size_t seq = 0; seq < b->n; seq++)
+        dspark__merged_linear_rows(
+            uv, b->kern, shard, 0, uv->shards[shard].n_panels,
+            view(b, DSPARK__BLOCK_LATENT) + (seq * c->n_heads + head) * n * latent, latent * 2, n,
+            scratch, view(b, DSPARK__BLOCK_OUT) + (seq * n * c->n_heads + head) * v, c->n_heads * v);
+}
+
+static void v_up_task(void *arg, size_t worker)
+{
+    stage *s = arg;
+    for (size_t head, end; take_heads(s, &head, &end);)
+        for (; head < end; head++) v_up_head(s, head, scratch_of(s->b, worker));
 }
 
 /* ---- layers ---- */
@@ -251,11 +274,11 @@ static void run_attention(stage *s, uint64_t *t0)
     dspark__lap(&b->times->norms, t0);
     run_linears(s, &q_b, 1);
     dspark__lap(&b->times->q_b, t0);
-    run_units(s, absorb_task, c->n_heads, (double)heads_work * c->qk_nope_head_dim);
+    run_units(s, absorb_task, count_head_units(c), (double)heads_work * c->qk_nope_head_dim);
     dspark__lap(&b->times->absorb, t0);
     dspark__block_attention(b, s->layer);
     dspark__lap(&b->times->attention, t0);
-    run_units(s, v_up_task, c->n_heads, (double)heads_work * c->v_head_dim);
+    run_units(s, v_up_task, count_head_units(c), (double)heads_work * c->v_head_dim);
     dspark__lap(&b->times->v_up, t0);
     run_linears(s, &o, 1);
     dspark__lap(&b->times->o, t0);
