@@ -66,7 +66,8 @@ static int read_lists(const args_command *command, const written *w, bench_args 
     a->contexts_given = w->contexts != NULL;
     a->sequences_given = w->sequences != NULL;
     if (code == ARGS_RUN)
-        code = read_list(command, "contexts", w->contexts ? w->contexts : contexts, 0, UINT64_C(1) << 31, &a->contexts);
+        code = read_list(command, "contexts", w->contexts ? w->contexts : contexts, 0, UINT64_C(1) << 31,
+                         &a->contexts);
     if (code == ARGS_RUN)
         code = read_list(command, "sequences", w->sequences ? w->sequences : "1", 1, 1024, &a->sequences);
     if (code == ARGS_RUN && w->threads) code = read_list(command, "threads", w->threads, 1, 1024, &a->threads);
@@ -78,7 +79,8 @@ static int read_lists(const args_command *command, const written *w, bench_args 
         if (a->threads.n == 2) a->threads.items[0] = 1;
     }
     if (code == ARGS_RUN)
-        code = read_names(command, "isa", w->isa ? w->isa : "auto", args_isa_choices, a->isas, BENCH_MAX_ISAS, &a->n_isas);
+        code = read_names(command, "isa", w->isa ? w->isa : "auto", args_isa_choices, a->isas, BENCH_MAX_ISAS,
+                          &a->n_isas);
     if (code == ARGS_RUN)
         code = read_names(command, "cache-dtype", w->caches ? w->caches : "bf16", args_cache_choices, a->caches,
                           BENCH_MAX_CACHES, &a->n_caches);
@@ -102,7 +104,8 @@ static int check_combination(const args_command *command, const written *w, cons
         unsigned with;
         const char *text;
     } rules[] = {
-        {"tokens", w->tokens != NULL, WITH(BENCH_CONTEXT) | WITH(BENCH_LINEAR) | WITH(BENCH_LOAD) | WITH(BENCH_GROWTH),
+        {"tokens", w->tokens != NULL,
+         WITH(BENCH_CONTEXT) | WITH(BENCH_LINEAR) | WITH(BENCH_LOAD) | WITH(BENCH_GROWTH),
          "context, linear, load and growth"},
         {"formats", w->formats != NULL, WITH(BENCH_CONTEXT) | WITH(BENCH_DRAFT) | WITH(BENCH_LINEAR),
          "context, draft and linear"},

@@ -195,7 +195,8 @@ static void draw_x_axis(const box *b)
     }
     fprintf(b->f, "<path d=\"M%.1f %.1fV%.1fH%.1f\" class=\"a\"/>\n", b->x, b->y, b->y + b->h, b->x + b->w);
     put_text(b->f, b->x + b->w / 2, b->y + b->h + 40, "middle", "l", p->x_title);
-    fprintf(b->f, "<text transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"l\">", b->x - 56,
+    fprintf(b->f, "<text transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\" class=\"l\">",
+            b->x - 56,
             b->y + b->h / 2);
     put_escaped(b->f, p->y_title);
     fputs("</text>\n", b->f);
@@ -245,9 +246,11 @@ static double draw_legend(FILE *f, const chart_panel *p, double x, double y, dou
             y += 18;
         }
         if (i < n) {
-            fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"p s%zu\"/>\n", x, y - 4, x + 20, y - 4,
+            fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"p s%zu\"/>\n", x, y - 4,
+                    x + 20, y - 4,
                     i % CHART_COLOURS);
-            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"f%zu\"/>\n", x + 10, y - 4, i % CHART_COLOURS);
+            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"f%zu\"/>\n", x + 10, y - 4,
+                    i % CHART_COLOURS);
         } else if (p->n_bars) {
             put_line(f, x + 10, y - 11, x + 10, y + 2, "m");
         } else {
@@ -294,7 +297,8 @@ static void draw_bars(box *b)
         const double y = b->y + ((double)i + 0.5) * row, end = bar->value / most * width;
         const double mark = bar->limit / most * width;
         put_text(b->f, b->x - 7, y + 4, "end", "l", bar->name);
-        fprintf(b->f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" class=\"f%d\"/>\n", b->x, y - thick / 2,
+        fprintf(b->f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" class=\"f%d\"/>\n", b->x,
+                y - thick / 2,
                 fmax(end, 0.5), thick, bar->colour % CHART_COLOURS);
         if (bar->limit > 0) put_line(b->f, b->x + mark, y - row / 2 + 1, b->x + mark, y + row / 2 - 1, "m");
         put_text(b->f, b->x + fmax(end, mark) + 7, y + 4, "start", "t", bar->note);
@@ -308,7 +312,8 @@ static void draw_bars(box *b)
 static void put_style(FILE *f)
 {
     /* Colours that also differ in lightness, for those who see hues otherwise. */
-    static const char *const light[CHART_COLOURS] = {"#0b5fa5", "#c2571a", "#5f6b76", "#2f8f5b", "#8a4fb3", "#b08800"};
+    static const char *const light[CHART_COLOURS] = {"#0b5fa5", "#c2571a", "#5f6b76", "#2f8f5b", "#8a4fb3",
+                                                     "#b08800"};
     static const char *const dark[CHART_COLOURS] = {"#6cb6ff", "#ff9a62", "#a8b3bd", "#62d196", "#cfa3f2", "#e8c547"};
     int i;
     fputs("<style>text{font:13px Helvetica,Arial,sans-serif}.h{font-size:17px;font-weight:600}"
@@ -354,7 +359,8 @@ void chart_write(FILE *f, const char *title, const char *subtitle, const chart_p
         for (row = 0, k = i; k < n && k < i + columns; k++) row = fmax(row, panel_height(&panels[k]));
         height += row;
     }
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n",
+    fprintf(f,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n",
             wide * (double)columns, height, wide * (double)columns, height);
     put_style(f);
     fputs("<rect width=\"100%\" height=\"100%\" class=\"w\"/>\n", f);

@@ -315,7 +315,8 @@ static dspark_status measure_row(job *j, bench_run *run, uint64_t n, dspark_erro
             size_t i = (size_t)((repeat + k) % j->n_lanes);
             st = prepare(j, run, cold, &j->lanes[i], &gbs[k], err);
             if (st == DSPARK_OK) st = run_lane(j, &j->lanes[i], n, &times[i][repeat], err);
-            if (st == DSPARK_OK && progress_update(&j->bar, j->done * 1000 + repeat * 1000 / n_repeats, j->steps * 1000))
+            if (st == DSPARK_OK && progress_update(&j->bar, j->done * 1000 + repeat * 1000 / n_repeats,
+                                                   j->steps * 1000))
                 st = out_check_interrupt(err);
         }
         if (cold && st == DSPARK_OK) reads[n_reads++] = bench_median(gbs, j->n_lanes);
@@ -366,7 +367,8 @@ static dspark_status measure_run(job *j, size_t i, dspark_error *err)
     size_t k;
     dspark_status st = make_contexts(j, i, err);
     if (st == DSPARK_OK)
-        st = bench_run_begin(&run, j->report, dspark_context_isa(j->maker), dspark_context_get_plan(j->maker).n_threads,
+        st = bench_run_begin(&run, j->report, dspark_context_isa(j->maker),
+                             dspark_context_get_plan(j->maker).n_threads,
                              0, err);
     if (st == DSPARK_OK) st = probe_hot(j, run, err);
     if (st != DSPARK_OK) return st;

@@ -28,7 +28,8 @@ static chart_panel *add_panel(plot *p, const char *title)
 
 static void put_threads(char *to, size_t size, const char *before, const bench_run *run)
 {
-    snprintf(to, size, "%.40s%s%u thread%s", before, *before ? ", " : "", run->n_threads, run->n_threads == 1 ? "" : "s");
+    snprintf(to, size, "%.40s%s%u thread%s", before, *before ? ", " : "", run->n_threads,
+             run->n_threads == 1 ? "" : "s");
 }
 
 static int is_part(const bench_run *run, const char *part)
@@ -100,8 +101,10 @@ static void stage_title(char *to, size_t size, const bench_run *run, const bench
     char context[32] = "", sequences[48] = "";
     if (row->sequences) out_count(context, row->context);
     if (row->sequences > 1) snprintf(sequences, sizeof sequences, ", %" PRIu64 " sequences", row->sequences);
-    snprintf(to, size, "%s%s%u thread%s%s%s%s%s%s", run->format ? run->format : "", run->format ? ", " : "", run->n_threads,
-             run->n_threads == 1 ? "" : "s", *context ? ", context " : "", context, sequences, row->cache ? ", cache " : "",
+    snprintf(to, size, "%s%s%u thread%s%s%s%s%s%s", run->format ? run->format : "", run->format ? ", " : "",
+             run->n_threads,
+             run->n_threads == 1 ? "" : "s", *context ? ", context " : "", context, sequences,
+             row->cache ? ", cache " : "",
              row->cache ? row->cache : "");
 }
 
@@ -202,7 +205,8 @@ static void grow_tokens(plot *p)
         put_threads(name, sizeof name, "", run);
         for (k = 0; k < run->n_rows; k++) {
             const double n = (double)run->rows[k].tokens;
-            chart_add_point(chart_find_series(time, name), n, run->rows[k].p50 / n * 1e6, run->rows[k].roofline / n * 1e6);
+            chart_add_point(chart_find_series(time, name), n, run->rows[k].p50 / n * 1e6,
+                            run->rows[k].roofline / n * 1e6);
         }
     }
 }
@@ -293,7 +297,8 @@ int bench_write_svg(const bench_report *r, const char *path)
         if (bench_limit(r->runs[i]->read_gbs) > read) read = bench_limit(r->runs[i]->read_gbs);
         if (bench_limit(r->runs[i]->compute_gflops) > compute) compute = bench_limit(r->runs[i]->compute_gflops);
     }
-    snprintf(text, sizeof text, "%.60s, %u processor%s; best probes: compute %.0f GFLOP/s, read %.1f GB/s; cold weights unless said",
+    snprintf(text, sizeof text,
+             "%.60s, %u processor%s; best probes: compute %.0f GFLOP/s, read %.1f GB/s; cold weights unless said",
              r->cpu, r->n_processors, r->n_processors == 1 ? "" : "s", compute, read);
     code = out_file_open(&file, path);
     if (code == EXIT_OK) {

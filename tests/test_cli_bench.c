@@ -305,7 +305,8 @@ static void check_stages(const json_t *run, size_t n_stages, int cold)
 
 static void test_context(void **state)
 {
-    cli_result r = run_cli("bench --preset tiny --tokens 4,1 --repeat 3 --buffer 1M --threads 2 --csv b.csv --svg b.svg");
+    cli_result r = run_cli("bench --preset tiny --tokens 4,1 --repeat 3 --buffer 1M --threads 2 "
+                           "--csv b.csv --svg b.svg");
     json_t *doc;
     (void)state;
     assert_int_equal(r.code, 0);
@@ -334,7 +335,8 @@ static void test_context(void **state)
 /* Numbers of threads and instruction sets are measured in turn, each with probes of its own. */
 static void test_runs(void **state)
 {
-    json_t *doc = report("tiny --tokens 2 --repeat 1 --buffer 1M --threads 2,1 --isa ref,auto --path onepass --no-states", 4);
+    json_t *doc = report("tiny --tokens 2 --repeat 1 --buffer 1M --threads 2,1 "
+                         "--isa ref,auto --path onepass --no-states", 4);
     size_t i;
     (void)state;
     for (i = 0; i < 4; i++) {
@@ -421,7 +423,8 @@ static void test_formats(void **state)
 
 static void test_draft(void **state)
 {
-    cli_result r = run_cli("bench tiny --what draft --contexts 10 --repeat 2 --buffer 1M --threads 1 --csv d.csv --svg d.svg");
+    cli_result r = run_cli("bench tiny --what draft --contexts 10 --repeat 2 --buffer 1M --threads 1 "
+                           "--csv d.csv --svg d.svg");
     json_t *doc, *row;
     size_t i, n = 0;
     double seconds = 0, bytes = 0, roofline = 0;
@@ -477,9 +480,11 @@ static void test_draft(void **state)
 
 static void test_linear_and_attention(void **state)
 {
-    static const char *const names[] = {"context_proj", "context_kv", "context_proj", "context_kv", "q_a, kv_a", "q_b",
+    static const char *const names[] = {"context_proj", "context_kv", "context_proj", "context_kv", "q_a, kv_a",
+                                        "q_b",
                                         "absorb W_UK", "W_UV", "o", "gate, up", "down", "LM head", "Markov head"};
-    json_t *doc = report("tiny --what linear --tokens 1,3 --repeat 1 --buffer 1M --threads 1 --csv l.csv --svg l.svg", 1);
+    json_t *doc = report("tiny --what linear --tokens 1,3 --repeat 1 --buffer 1M --threads 1 "
+                         "--csv l.csv --svg l.svg", 1);
     size_t i;
     (void)state;
     assert_int_equal(json_array_size(rows_of(doc, 0)), 13);
@@ -492,8 +497,8 @@ static void test_linear_and_attention(void **state)
     json_decref(doc);
     check_csv("l.csv", 13);
     check_svg("l.svg", 1);
-    doc = report("tiny --what attention --contexts 16,64 --cache-dtype bf16,fp8_e5m2 --repeat 1 --buffer 1M --threads 1 "
-                 "--csv a.csv --svg a.svg", 1);
+    doc = report("tiny --what attention --contexts 16,64 --cache-dtype bf16,fp8_e5m2 --repeat 1 --buffer 1M "
+                 "--threads 1 --csv a.csv --svg a.svg", 1);
     assert_int_equal(json_array_size(rows_of(doc, 0)), 4);
     /* 5 layers x 4 heads x 7 rows x (64 + 7) entries x (24 + 16) values, two operations each */
     assert_float_equal(number_in(json_array_get(rows_of(doc, 0), 1), "flops"), 2.0 * 5 * 4 * 7 * 71 * 40, 0);
@@ -507,7 +512,8 @@ static void test_linear_and_attention(void **state)
 static void test_load(void **state)
 {
     static const char *const names[] = {"headers", "inspect", "pack context", "first call", "tenth call", "pack all"};
-    json_t *doc = report("tiny --what load --tokens 3 --repeat 2 --buffer 1M --threads 2 --csv o.csv --svg o.svg", 1), *row;
+    json_t *doc = report("tiny --what load --tokens 3 --repeat 2 --buffer 1M --threads 2 --csv o.csv --svg o.svg",
+                         1), *row;
     const json_t *run = run_at(doc, 0);
     size_t i;
     (void)state;

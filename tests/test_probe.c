@@ -13,7 +13,8 @@
 
 static void test_read_stays_inside(void **state)
 {
-    static const size_t sizes[] = {64, 65, 127, 128, 4096, 4097, 100000, (2u << 20) - 1, (2u << 20) + 64, (4u << 20) + 4032};
+    static const size_t sizes[] = {64, 65, 127, 128, 4096, 4097, 100000, (2u << 20) - 1, (2u << 20) + 64,
+                                   (4u << 20) + 4032};
     static const uint32_t threads[] = {1, 2, 3, 7};
     size_t i, t;
     (void)state;
