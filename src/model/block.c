@@ -43,8 +43,8 @@ int dspark__block_plan(dspark__block_layout *out, const dspark_config *c, uint32
         !dspark__mul3_size(m, c->qk_rope_head_dim, sizeof(float), &s[DSPARK__BLOCK_ROPE]))
         return 0;
     s[DSPARK__BLOCK_NORMED] = s[DSPARK__BLOCK_DELTA] = s[DSPARK__BLOCK_RESIDUAL];
-    /* Accumulators of one sequence's queries: the largest product of attention_scratch. */
-    if (!dspark__mul3_size((size_t)c->block_size * heads, (size_t)c->kv_lora_rank + DSPARK__PANEL, 8, &total)) return 0;
+    /* What attention keeps of one sequence's queries and their sums, rounded up: its largest part. */
+    if (!dspark__mul3_size(head_rows + 16, width + DSPARK__PANEL, 16, &total)) return 0;
     size_t linear = dspark__merged_linear_scratch(m), attention = dspark__attention_scratch(c);
     out->scratch_bytes = ((linear > attention ? linear : attention) + 63) / 64 * 64;
     if (!dspark__mul3_size(out->scratch_bytes, n_threads, 1, &s[DSPARK__BLOCK_SCRATCH])) return 0;

@@ -216,7 +216,8 @@ DSPARK__INLINE __m512 canonical_lanes(__m512 v)
     return _mm512_mask_mov_ps(v, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
-/* One register of rows; s->p is that of the group. p is 0, at least FLT_MIN, or NaN, so the instruction that rounds to bf16 has
+/* One register of rows; s->p is that of the group. p is 0, at least FLT_MIN, or NaN, so the
+ * instruction that rounds to bf16 has
  * nothing to flush; the payload of a NaN ends in l and in a last conversion, which make it canonical.
  * masked: some row sees fewer than n entries. */
 DSPARK__INLINE void soften(const parts *s, size_t row, size_t v, size_t n_registers, size_t n,
