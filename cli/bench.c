@@ -113,6 +113,7 @@ static int check_combination(const args_command *command, const written *w, cons
         {"sequences", w->sequences != NULL, ALL_DRAFTS | WITH(BENCH_GROWTH), "draft, linear, attention and growth"},
         {"cache-dtype", w->caches != NULL, WITH(BENCH_DRAFT) | WITH(BENCH_ATTENTION), "draft and attention"},
         {"target", a->target != NULL, ALL_DRAFTS | WITH(BENCH_LOAD), "draft, linear, attention and load"},
+        {"prepacked", a->prepacked != NULL, WITH(BENCH_LOAD), "load"},
         {"path", a->path_given, WITH(BENCH_CONTEXT), "context"},
         {"no-states", a->no_states, WITH(BENCH_CONTEXT), "context"},
     };
@@ -124,6 +125,8 @@ static int check_combination(const args_command *command, const written *w, cons
     if (a->cold && a->hot) return args_complain(command, "--cold and --hot exclude each other");
     if (a->checkpoint && (a->preset || a->settings.n))
         return args_complain(command, "--preset and --set go without CKPT");
+    if (a->prepacked && !a->checkpoint)
+        return args_complain(command, "--prepacked goes with CKPT, of which the file was made");
     if (a->settings.n > BENCH_MAX_SETTINGS) return args_complain(command, "--set: too many settings");
     if (a->checkpoint && a->what == BENCH_GROWTH)
         return args_complain(command, "--what growth makes its own checkpoints: no CKPT");
@@ -140,6 +143,7 @@ static int check_outputs(const args_command *command, const bench_args *a)
     int i, code;
     for (i = 0; i < 2; i++) {
         const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
+        if (!why && paths[i] && a->prepacked) why = out_refuse_target(paths[i], a->prepacked);
         if (why) return args_complain(command, "%s: '%s' %s", names[i], paths[i], why);
     }
     if (a->csv && a->svg && out_same_target(a->csv, a->svg))
@@ -210,6 +214,8 @@ int command_bench(int argc, char **argv)
          NULL, NULL},
         {"target", ARGS_TEXT, &a.target, "DIR",
          "where LM head and embedding come from (default: made up)", 0, 0, NULL, NULL},
+        {"prepacked", ARGS_TEXT, &a.prepacked, "FILE",
+         "with --what load: also the context's weights mapped from\nthis file of CKPT (dspark pack)", 0, 0, NULL, NULL},
         {"threads", ARGS_TEXT, &w.threads, "N,N,...",
          "numbers of threads, in turn (default: all processors;\ngrowth: 1 and all)", 0, 0, NULL, NULL},
         {"isa", ARGS_TEXT, &w.isa, "I,I,...",

@@ -30,7 +30,7 @@ typedef struct bench_list {
 
 typedef struct bench_args {
     int what;
-    const char *checkpoint, *target;
+    const char *checkpoint, *target, *prepacked;
     const char *preset;        /* of the checkpoint to make when none is given; NULL = kimi-k3 */
     args_texts settings;       /* and its settings */
     bench_list tokens, contexts, sequences, threads; /* threads 0 = all processors */
@@ -104,6 +104,7 @@ typedef struct bench_run {
     double started, seconds;
     uint64_t resident_bytes; /* weights of its models together */
     uint64_t workspace_bytes;
+    uint64_t w2_rows[3];  /* of the Markov head in a block: all, those bounded by their codes, those read; or 0 */
     bench_row *rows;
     size_t n_rows, capacity;
 } bench_run;

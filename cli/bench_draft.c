@@ -55,7 +55,7 @@ typedef struct work {
 enum { QKV_A = 1, Q_B, W_UK, ATTENTION, W_UV, O, GATE_UP, DOWN, NORMS, LM_HEAD, MARKOV, CONFIDENCE, CHOICE };
 
 /* rows: the block's tokens of all sequences together; in the order of drafting_stage_names. Weights count
- * once a call, the Markov head's once a token of a block: that is a chain. */
+ * once a call, the Markov head's once a token of a block, unless a search leaves most of them: that is a chain. */
 static void count_work(const rig *g, uint64_t n_context, double sequences, work all[DRAFTING_STAGES])
 {
     const dspark_config *c = dspark_model_config(g->model);
@@ -198,6 +198,7 @@ typedef struct timed {
     double stages[DRAFTING_STAGES + 1][MAX_REPEATS];
     size_t n;
     double read_gbs; /* between the repeats; 0 = none */
+    dspark_draft_times last;
 } timed;
 
 static dspark_status time_block(rig *g, uint64_t n_context, size_t sequences, timed *t, dspark_error *err)
@@ -220,7 +221,7 @@ static dspark_status time_block(rig *g, uint64_t n_context, size_t sequences, ti
             if (n > MAX_REPEATS) n = MAX_REPEATS;
             continue;
         }
-        times = dspark_drafter_times(g->drafter);
+        t->last = times = dspark_drafter_times(g->drafter);
         for (k = 0; k < DRAFTING_STAGES; k++) t->stages[k][i - 1] = (double)*drafting_stage(&times, k) * 1e-9;
         t->stages[k][i - 1] = (double)times.total * 1e-9;
         if (progress_update(&g->bar, g->done * 1000 + i * 1000 / n, g->steps * 1000)) st = out_check_interrupt(err);
@@ -229,6 +230,21 @@ static dspark_status time_block(rig *g, uint64_t n_context, size_t sequences, ti
     t->n = n;
     t->read_gbs = g->args->hot || st != DSPARK_OK ? 0 : bench_median(reads, n + 1);
     return st;
+}
+
+/* Greedy tokens leave most of W2 unread; what was read is known afterwards. Their choice looks at the logits
+ * within that stage. */
+static void count_markov(rig *g, const dspark_draft_times *times, work all[DRAFTING_STAGES])
+{
+    const double logits = all[CHOICE].bytes / 2;
+    if (!times->markov_rows || (times->markov_rows_read == times->markov_rows && !times->markov_rows_bounded)) return;
+    all[MARKOV].weights = (double)times->markov_bytes;
+    all[MARKOV].bytes = all[MARKOV].weights + logits;
+    all[MARKOV].flops *= (double)times->markov_rows_read / (double)times->markov_rows;
+    all[CHOICE].bytes = 0;
+    g->run->w2_rows[0] = times->markov_rows;
+    g->run->w2_rows[1] = times->markov_rows_bounded;
+    g->run->w2_rows[2] = times->markov_rows_read;
 }
 
 /* NULL and *err without memory. */
@@ -269,6 +285,7 @@ static dspark_status measure_block(rig *g, uint64_t n_context, size_t sequences,
     bench_row *row;
     size_t i;
     count_work(g, n_context, (double)sequences, all);
+    if (st == DSPARK_OK) count_markov(g, &t.last, all);
     for (i = 0; st == DSPARK_OK && i <= DRAFTING_STAGES; i++) {
         const int whole = i == DRAFTING_STAGES;
         if (whole ? g->args->what != BENCH_DRAFT : !stage_is_wanted(g, i)) continue;

@@ -1,5 +1,5 @@
 /* dspark bench --what load: from files to the first answer. Headers, inspection, packing against memcpy by as
- * many threads, the first call against the tenth, page faults and peak memory. */
+ * many threads, mapping a prepacked file, the first call against the tenth, page faults and peak memory. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -17,12 +17,14 @@
 typedef struct way {
     const char *name;
     uint32_t parts;
-    int calls; /* and are its first and tenth call timed? */
+    int calls;  /* and are its first and tenth call timed? */
+    int mapped; /* from --prepacked: nothing is packed */
 } way;
 
 static const way ways[] = {
-    {"pack context", DSPARK_PART_CONTEXT, 1},
-    {"pack all", DSPARK_PART_BLOCK, 0}, /* only where the checkpoint has them */
+    {"pack context", DSPARK_PART_CONTEXT, 1, 0},
+    {"map context", DSPARK_PART_CONTEXT, 1, 1},
+    {"pack all", DSPARK_PART_BLOCK, 0, 0}, /* only where the checkpoint has them */
 };
 #define N_WAYS (sizeof ways / sizeof *ways)
 
@@ -142,13 +144,14 @@ static dspark_status open_once(loader *l, const way *w, size_t i, dspark_error *
     opts.parts = w->parts;
     opts.n_threads = l->run->n_threads;
     opts.target = l->args->target;
+    if (w->mapped) opts.prepacked = l->args->prepacked;
     if (l->head.data) opts.lm_head = opts.embed_tokens = &l->head;
     bench_reset_peak();
     t = out_clock();
     st = dspark_model_open(&model, l->source, &opts, err);
     l->opened[i] = out_clock() - t;
     if (st != DSPARK_OK) {
-        if (l->args->checkpoint) out_add_path(err, l->source);
+        if (l->args->checkpoint && !w->mapped) out_add_path(err, l->source);
         return st;
     }
     bench_describe(l->report, model);
@@ -195,7 +198,7 @@ static dspark_status measure_way(loader *l, const way *w, dspark_error *err)
     if (st == DSPARK_OK) st = add_row(l, w->name, l->opened, l->n_repeats, &row, err);
     if (st != DSPARK_OK) return st;
     row->bytes = (double)l->bytes;
-    row->limit = BENCH_BY_COPY;
+    row->limit = w->mapped ? BENCH_BY_NONE : BENCH_BY_COPY;
     row->n_faults = l->faults[0];
     row->peak_bytes = l->peak;
     return w->calls ? add_calls(l, err) : DSPARK_OK;
@@ -211,6 +214,7 @@ static dspark_status measure_run(loader *l, size_t i, dspark_error *err)
     if (st == DSPARK_OK) st = measure_headers(l, err);
     for (k = 0; st == DSPARK_OK && k < N_WAYS; k++) {
         if ((ways[k].parts & DSPARK_PART_BLOCK) && l->sizes.context_only) continue;
+        if (ways[k].mapped && !l->args->prepacked) continue;
         st = measure_way(l, &ways[k], err);
         if (st == DSPARK_OK) l->run->resident_bytes = l->bytes;
     }
@@ -231,7 +235,7 @@ dspark_status bench_load(bench_report *r, dspark_error *err)
     if (st == DSPARK_OK) st = bench_read_sizes(l.source, &l.sizes, err);
     if (st == DSPARK_OK && !l.sizes.context_only && !r->args->target) st = bench_make_head(&l.head, l.source, err);
     progress_start(&l.bar, "loading", PROGRESS_STEPS);
-    l.steps = n_runs * l.n_repeats * (l.sizes.context_only ? 2 : 3);
+    l.steps = n_runs * l.n_repeats * ((l.sizes.context_only ? 2 : 3) + (l.args->prepacked != NULL));
     for (i = 0; st == DSPARK_OK && i < n_runs; i++) st = measure_run(&l, i, err);
     progress_end(&l.bar);
     bench_remove_directory(r);

@@ -84,6 +84,10 @@ static void print_run(const bench_report *r, const bench_run *run)
     printf("weights %s in memory", out_bytes(text, (double)run->resident_bytes));
     if (run->workspace_bytes) printf(", workspace %s", out_bytes(text, (double)run->workspace_bytes));
     printf("\n");
+    if (run->w2_rows[0])
+        printf("            Markov head: %.2f%% of W2's rows read, codes of %.2f%%\n",
+               100.0 * (double)run->w2_rows[2] / (double)run->w2_rows[0],
+               100.0 * (double)run->w2_rows[1] / (double)run->w2_rows[0]);
     print_limits(r, run);
     printf("conditions  load %.2f before, %.2f after; ", run->load[0], run->load[1]);
     if (run->steal_percent >= 0)
@@ -298,6 +302,11 @@ static json_t *run_json(const bench_report *r, const bench_run *run)
     out_set(o, "seconds", out_real(run->seconds));
     out_set(o, "resident_bytes", json_count(run->resident_bytes));
     out_set(o, "workspace_bytes", json_count(run->workspace_bytes));
+    if (run->w2_rows[0]) {
+        out_set(o, "markov_rows", json_count(run->w2_rows[0]));
+        out_set(o, "markov_rows_bounded", json_count(run->w2_rows[1]));
+        out_set(o, "markov_rows_read", json_count(run->w2_rows[2]));
+    }
     bench_judge(r, run, &verdict);
     for (i = 0; i < verdict.n_reasons; i++) out_append(reasons, json_string(verdict.reasons[i]));
     out_set(o, "reliable", json_boolean(verdict.n_reasons == 0));

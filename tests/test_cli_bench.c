@@ -534,6 +534,28 @@ static void test_load(void **state)
     json_decref(doc);
 }
 
+static void test_load_prepacked(void **state)
+{
+    static const char *const names[] = {"headers", "inspect", "pack context", "first call", "tenth call",
+                                        "map context", "first call", "tenth call", "pack all"};
+    json_t *doc, *row;
+    cli_result r = run_cli("pack tiny tiny.pack --parts context");
+    size_t i;
+    (void)state;
+    assert_int_equal(r.code, 0);
+    doc = report("tiny --what load --prepacked tiny.pack --repeat 1 --buffer 1M --threads 1", 1);
+    assert_int_equal(json_array_size(rows_of(doc, 0)), 9);
+    json_array_foreach((json_t *)rows_of(doc, 0), i, row) assert_string_equal(string_in(row, "stage"), names[i]);
+    json_decref(doc);
+    r = run_cli("bench tiny --what load --prepacked missing.pack --repeat 1 --buffer 1M");
+    assert_int_equal(r.code, 3);
+    assert_non_null(strstr(r.err, "missing.pack"));
+    r = run_cli("bench --preset tiny --what load --prepacked tiny.pack --repeat 1 --buffer 1M");
+    assert_int_equal(r.code, 2);
+    r = run_cli("bench tiny --what context --prepacked tiny.pack --repeat 1 --buffer 1M");
+    assert_int_equal(r.code, 2);
+}
+
 static void test_growth(void **state)
 {
     json_t *doc = report("--preset tiny --what growth --tokens 1,2,4 --contexts 16,32 --sequences 1,2 --repeat 1 "
@@ -558,7 +580,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_verdict), cmocka_unit_test(test_context), cmocka_unit_test(test_runs),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_draft), cmocka_unit_test(test_linear_and_attention),
-        cmocka_unit_test(test_load), cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_load), cmocka_unit_test(test_load_prepacked), cmocka_unit_test(test_growth),
     };
     return cmocka_run_group_tests(tests, make_tiny, remove_all);
 }
