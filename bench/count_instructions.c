@@ -57,6 +57,7 @@ static void call_gemm_8(const job *j)
 static void call_dot_nvfp4(const job *j)
 {
     dspark__dot_codes d = {.x = j->x, .x_stride = 2 * K, .n_rows = 1, .codes = j->codes,
+                           .n_panels = 1,
                            .scales = j->codes + dspark__code_panel_bytes(&j->nvfp4, K), .format = &j->nvfp4,
                            .k = K, .acc = j->acc};
     j->kern.dot_codes(&d);
@@ -187,7 +188,7 @@ int main(int argc, char **argv)
         for (size_t k = 0; k < N_KERNELS; k++) {
             long n;
             if (!strstr(kernels[k].name, part)) continue;
-            if (kernels[k].call == call_dot_nvfp4 && j.kern.dot_rows[DSPARK__CODE_E4M3] == 0)
+            if (kernels[k].call == call_dot_nvfp4 && j.kern.dot_rows[0][DSPARK__CODE_E4M3] == 0)
                 continue; /* this level never takes that way */
             if ((n = count(&j, kernels[k].call)) < 0) {
                 fprintf(stderr, "count_instructions: %s ended early\n", kernels[k].name);

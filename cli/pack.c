@@ -19,20 +19,20 @@ typedef struct pack_args {
 
 static const char *const part_choices[] = {"all", "context", NULL};
 
-static int print_report(const pack_args *a, uint64_t n_bytes)
+static int print_report(const pack_args *a, const char *parts, uint64_t n_bytes)
 {
     char size[32];
     if (a->json) {
         json_t *doc = json_object();
         out_set(doc, "checkpoint", out_string(a->paths[0]));
         out_set(doc, "file", out_string(a->paths[1]));
-        out_set(doc, "parts", json_string(part_choices[a->parts]));
+        out_set(doc, "parts", json_string(parts));
         out_set(doc, "bytes", json_integer((json_int_t)n_bytes));
         out_set(doc, "checked", json_boolean(a->check));
         return out_json(doc);
     }
     out_text(stdout, a->paths[1]);
-    printf(": %s, %s, ", part_choices[a->parts], out_bytes(size, (double)n_bytes));
+    printf(": %s, %s, ", parts, out_bytes(size, (double)n_bytes));
     printf(a->check ? "whole and made of " : "packed from ");
     out_text(stdout, a->paths[0]);
     printf("\n");
@@ -42,9 +42,11 @@ static int print_report(const pack_args *a, uint64_t n_bytes)
 static dspark_status check_file(const pack_args *a, dspark_model_opts *opts, dspark_error *err)
 {
     dspark_model *model = NULL;
+    dspark_status st = dspark_prepacked_parts(a->paths[1], &opts->parts, err);
+    if (st != DSPARK_OK) return st;
     opts->prepacked = a->paths[1];
     opts->prepacked_verify = 1;
-    dspark_status st = dspark_model_open(&model, a->paths[0], opts, err);
+    st = dspark_model_open(&model, a->paths[0], opts, err);
     dspark_model_close(model);
     return st;
 }
@@ -74,7 +76,7 @@ static int run_job(const pack_args *a)
         return refused ? (out_fail(st, &err), EXIT_INTERNAL) : out_fail(st, &err);
     }
     (void)stat(a->paths[1], &info);
-    return print_report(a, (uint64_t)info.st_size);
+    return print_report(a, part_choices[opts.parts != DSPARK_PART_BLOCK], (uint64_t)info.st_size);
 }
 
 int command_pack(int argc, char **argv)
@@ -90,7 +92,7 @@ int command_pack(int argc, char **argv)
         {"target", ARGS_TEXT, &a.target, "DIR",
          "the target's checkpoint: its LM head is packed too (the\ndraft's own wins)", 0, 0, NULL, NULL},
         {"check", ARGS_FLAG, &a.check, NULL,
-         "write nothing: prove that FILE is whole and made of CKPT", 0, 0, NULL, NULL},
+         "write nothing: prove that FILE, with the parts that it\nholds, is whole and made of CKPT", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024, NULL,
          NULL},
         {"json", ARGS_FLAG, &a.json, NULL, "print the report as JSON", 0, 0, NULL, NULL},

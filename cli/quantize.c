@@ -165,12 +165,21 @@ static int print_report(const char *in, const char *out, const dspark_quantize_o
         if (!(compared = malloc(sizeof *compared))) return out_error(EXIT_INTERNAL, "out of memory");
         st = quantize_compare_run(compared, in, out, how->target, opts->n_threads, &err);
         if (st != DSPARK_OK)
-            snprintf(compared->why, sizeof compared->why, "%s", dspark_status_name(st));
+            snprintf(compared->why, sizeof compared->why, "%.199s", err.message);
     }
     code = how->json ? print_json(in, out, opts, all, before, after, compared)
                      : print_text(out, opts, all, before, after, compared);
     free(compared);
     return code == EXIT_OK && st != DSPARK_OK ? out_fail(st, &err) : code;
+}
+
+/* A target that cannot be opened is known before the minutes of quantising. */
+static dspark_status check_target(const char *path, dspark_error *err)
+{
+    dspark_checkpoint *target = NULL;
+    dspark_status st = path ? dspark_checkpoint_open(&target, path, err) : DSPARK_OK;
+    dspark_checkpoint_close(target);
+    return st;
 }
 
 int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, const quantize_how *how)
@@ -184,9 +193,12 @@ int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, co
     opts->progress_user = &bar;
     opts->report = keep_report;
     opts->report_user = &all;
-    progress_start(&bar, "quantising", PROGRESS_BYTES);
-    st = dspark_quantize(in, out, opts, &err);
-    progress_end(&bar);
+    st = check_target(how->compare ? how->target : NULL, &err);
+    if (st == DSPARK_OK) {
+        progress_start(&bar, "quantising", PROGRESS_BYTES);
+        st = dspark_quantize(in, out, opts, &err);
+        progress_end(&bar);
+    }
     if (st != DSPARK_OK)
         code = out_fail(st, &err);
     else if (all.failed)

@@ -217,6 +217,12 @@ dspark_status dspark_model_open(dspark_model **out, const char *path,
     return dspark__model_open(out, path, &own, err);
 }
 
+dspark_status dspark_prepacked_parts(const char *path, uint32_t *parts, dspark_error *err)
+{
+    if (!path || !parts) return dspark__fail_null(err, "path or parts");
+    return dspark__prepacked_parts(path, parts, err);
+}
+
 dspark_status dspark_prepack(const char *path, const char *out, const dspark_model_opts *opts,
                              dspark_error *err)
 {

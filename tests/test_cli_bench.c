@@ -543,6 +543,9 @@ static void test_load_prepacked(void **state)
     size_t i;
     (void)state;
     assert_int_equal(r.code, 0);
+    r = run_cli("pack tiny tiny.pack --check"); /* the parts are the file's own */
+    assert_int_equal(r.code, 0);
+    assert_non_null(strstr(r.out, "context, "));
     doc = report("tiny --what load --prepacked tiny.pack --repeat 1 --buffer 1M --threads 1", 1);
     assert_int_equal(json_array_size(rows_of(doc, 0)), 9);
     json_array_foreach((json_t *)rows_of(doc, 0), i, row) assert_string_equal(string_in(row, "stage"), names[i]);

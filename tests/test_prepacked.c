@@ -198,9 +198,13 @@ static void test_parts(void **state)
     o.prepacked = file;
     dspark_model_close(open_model(d.dir, &o));
     o.parts = DSPARK_PART_CONTEXT | DSPARK_PART_Q_A;
-    refuse(d.dir, &o, DSPARK_EMODEL, "holds the parts 0x1");
+    refuse(d.dir, &o, DSPARK_EMODEL, "holds what context KV needs, but context KV on every path is asked for");
     o = opts_of(DSPARK_PART_BLOCK, &head, file);
-    refuse(d.dir, &o, DSPARK_EMODEL, "holds the parts 0x1 of a model, 0x7");
+    refuse(d.dir, &o, DSPARK_EMODEL, "holds what context KV needs, but drafting is asked for");
+    uint32_t parts = 0;
+    check(dspark_prepacked_parts(file, &parts, &err), DSPARK_OK, &err);
+    assert_int_equal(parts, DSPARK_PART_CONTEXT);
+    check(dspark_prepacked_parts(d.dir, &parts, &err), DSPARK_EIO, &err);
     o.prepacked = NULL;
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err); /* over the old one */
     o = opts_of(DSPARK_PART_CONTEXT, NULL, file);

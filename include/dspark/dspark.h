@@ -329,6 +329,9 @@ DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
  * tell whether they change again. DSPARK_EIO when `out` cannot be written. */
 DSPARK_API dspark_status dspark_prepack(const char *path, const char *out,
                                         const dspark_model_opts *opts, dspark_error *err);
+/* The DSPARK_PART_* that the prepacked file at `path` holds; its head and table are checked, not its
+ * weights. DSPARK_EIO, DSPARK_EFORMAT, DSPARK_EUNSUPPORTED as in opening. */
+DSPARK_API dspark_status dspark_prepacked_parts(const char *path, uint32_t *parts, dspark_error *err);
 DSPARK_API void dspark_model_close(dspark_model *model);
 DSPARK_API const dspark_config *dspark_model_config(const dspark_model *model);
 /* The width of one cache entry in elements: kv_lora_rank + qk_rope_head_dim. */

@@ -431,6 +431,11 @@ dspark_status dspark__st_open(dspark__st_file *f, int folder, const char *name,
     }
     if ((st = dspark__st_read(f->fd, name, 0, prefix, sizeof prefix, err)) != DSPARK_OK) goto fail;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | prefix[i];
+    if (memcmp(prefix, "DSPARKPK", sizeof prefix) == 0) {
+        st = dspark__fail(err, DSPARK_EFORMAT, name,
+                          "is a prepacked file: name its checkpoint, and this one with --prepacked");
+        goto fail;
+    }
     if (header_bytes > DSPARK__ST_MAX_HEADER && is_text(prefix, sizeof prefix)) {
         st = dspark__fail(err, DSPARK_EFORMAT, name,
                           "looks like text, not safetensors: it begins with \"%.8s\"",

@@ -311,7 +311,7 @@ dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
     }
     if (want.embed || want.lm_head)
         return dspark__fail(err, DSPARK_EMODEL, want.embed ? "embed_tokens" : "lm_head",
-                            "the draft has none of its own: give the target's checkpoint, or the host's "
-                            "matrix");
+                            "the draft has none of its own: give the target's checkpoint (--target DIR), or the "
+                            "host's matrix");
     return DSPARK_OK;
 }

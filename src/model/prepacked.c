@@ -113,6 +113,16 @@ fail:
     return st;
 }
 
+dspark_status dspark__prepacked_parts(const char *path, uint32_t *parts, dspark_error *err)
+{
+    dspark__prepacked *p;
+    dspark_status st = dspark__prepacked_open(&p, path, err);
+    if (st != DSPARK_OK) return st;
+    *parts = p->head.parts;
+    dspark__prepacked_close(p);
+    return DSPARK_OK;
+}
+
 void dspark__prepacked_close(dspark__prepacked *p)
 {
     if (!p) return;
@@ -136,14 +146,20 @@ dspark_status dspark__prepacked_same(const dspark__prepacked *p, const char *wha
                         what, recorded, found);
 }
 
+static const char *name_parts(uint32_t parts)
+{
+    if ((parts & DSPARK_PART_BLOCK) == DSPARK_PART_BLOCK) return "drafting";
+    return parts & DSPARK_PART_Q_A ? "context KV on every path" : "context KV";
+}
+
 dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *ckpt,
                                       dspark_error *err)
 {
     char hex[33];
     if ((p->head.parts & parts) != parts)
         return dspark__fail(err, DSPARK_EMODEL, p->path,
-                            "holds the parts 0x%x of a model, 0x%x are asked for: pack it with these",
-                            p->head.parts, parts);
+                            "holds what %s needs, but %s is asked for: pack it again with these parts",
+                            name_parts(p->head.parts), name_parts(parts));
     dspark_status st = dspark__prepacked_config(hex, ckpt, err);
     return st == DSPARK_OK ? dspark__prepacked_same(p, "config.json", p->head.config, hex, err) : st;
 }

@@ -70,6 +70,8 @@ typedef struct dspark__prepacked dspark__prepacked;
 /* Map a file and check head, table and every place in it. path must outlive it. */
 dspark_status dspark__prepacked_open(dspark__prepacked **out, const char *path, dspark_error *err);
 void dspark__prepacked_close(dspark__prepacked *p);
+/* The parts that a file holds; head and table are checked. */
+dspark_status dspark__prepacked_parts(const char *path, uint32_t *parts, dspark_error *err);
 const dspark__prepacked_head *dspark__prepacked_get_head(const dspark__prepacked *p);
 /* Refuse a file that lacks some of `parts` or was made under another config. */
 dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *ckpt,
