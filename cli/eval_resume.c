@@ -126,6 +126,34 @@ static int unpack_data(const json_t *o, eval_data *d)
 
 static const char digest_key[] = ",\"digest\":\"";
 
+/* A line with its digest and newline, which the caller frees; NULL without memory. Takes o. */
+static char *line_text(json_t *o)
+{
+    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)), hex[33], *line = NULL;
+    size_t n = text ? strlen(text) - 1 : 0; /* without the closing brace */
+    json_decref(o);
+    if (text) line = malloc(n + sizeof digest_key + 36);
+    if (line) {
+        dspark_digest(text, n, hex);
+        sprintf(line, "%.*s%s%s\"}\n", (int)n, text, digest_key, hex);
+    }
+    free(text);
+    return line;
+}
+
+/* The first line: what the records mean. */
+static json_t *header_line(const eval_key *key)
+{
+    json_t *o = json_object();
+    unsigned k = 0;
+    int has_target = 0;
+    sscanf(key->text, "k=%u target=%d", &k, &has_target);
+    out_set(o, "dspark_eval", json_string(key->text));
+    out_set(o, "k", json_integer(k));
+    out_set(o, "has_target", json_boolean(has_target));
+    return o;
+}
+
 /* Does a line, with its newline, end in the digest of what stands before it? */
 static int is_as_written(const char *text, size_t n)
 {
@@ -174,7 +202,6 @@ static int read_line(eval_journal *j, const char *text, uint32_t k, int has_targ
     return code;
 }
 
-/* The first line: what the records mean. */
 static int check_header(const char *text, const eval_key *key, uint32_t *k, int *has_target)
 {
     json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
@@ -183,6 +210,16 @@ static int check_header(const char *text, const eval_key *key, uint32_t *k, int 
     *k = (uint32_t)json_integer_value(json_object_get(o, "k"));
     *has_target = json_is_true(json_object_get(o, "has_target"));
     json_decref(o);
+    return same;
+}
+
+/* Is a first line without its end the beginning of a journal? Anybody's file may have no newline, and a
+ * line that was cut off is overwritten. */
+static int is_cut_header(const char *text, size_t n, const eval_key *key)
+{
+    char *header = line_text(header_line(key));
+    int same = header && n < strlen(header) && memcmp(text, header, n) == 0;
+    free(header);
     return same;
 }
 
@@ -196,7 +233,8 @@ static int load_lines(eval_journal *j, const eval_key *key, long *good_end)
     *good_end = 0;
     while (code == EXIT_OK && (n = getline(&text, &size, j->file)) > 0) {
         number++;
-        if (text[n - 1] != '\n') break; /* cut off by a crash: it is written again */
+        if (text[n - 1] != '\n' && (number > 1 || is_cut_header(text, (size_t)n, key)))
+            break; /* cut off by a crash: it is written again */
         if (broken)
             code = out_error(EXIT_INPUT, "--resume: %s: line %zu is broken", j->path, number - 1);
         else if (number == 1 && (!is_as_written(text, (size_t)n) ||
@@ -220,14 +258,10 @@ static int load_lines(eval_journal *j, const eval_key *key, long *good_end)
 
 static int write_line(eval_journal *j, json_t *o)
 {
-    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)), hex[33];
-    size_t n = text ? strlen(text) - 1 : 0; /* without the closing brace */
+    char *text = line_text(o);
     int failed;
-    json_decref(o);
     if (!text) return out_error(EXIT_INTERNAL, "out of memory");
-    dspark_digest(text, n, hex);
-    failed = fprintf(j->file, "%.*s%s%s\"}\n", (int)n, text, digest_key, hex) < 0 ||
-             fflush(j->file) != 0 || fsync(fileno(j->file)) != 0;
+    failed = fputs(text, j->file) < 0 || fflush(j->file) != 0 || fsync(fileno(j->file)) != 0;
     free(text);
     return failed ? out_error(EXIT_INTERNAL, "--resume: %s: %s", j->path, strerror(errno)) : EXIT_OK;
 }
@@ -258,16 +292,7 @@ int eval_journal_open(eval_journal **out, const char *path, const eval_key *key)
     /* What a crash left half-written goes; the next line begins where the last good one ended. */
     if (code == EXIT_OK && (ftruncate(fd, end) != 0 || fseek(j->file, end, SEEK_SET) != 0))
         code = out_error(EXIT_INTERNAL, "--resume: %s: %s", path, strerror(errno));
-    if (code == EXIT_OK && end == 0) {
-        json_t *o = json_object();
-        unsigned k = 0;
-        int has_target = 0;
-        sscanf(key->text, "k=%u target=%d", &k, &has_target);
-        out_set(o, "dspark_eval", json_string(key->text));
-        out_set(o, "k", json_integer(k));
-        out_set(o, "has_target", json_boolean(has_target));
-        code = write_line(j, o);
-    }
+    if (code == EXIT_OK && end == 0) code = write_line(j, header_line(key));
     if (code != EXIT_OK) {
         eval_journal_close(j);
         return code;

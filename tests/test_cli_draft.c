@@ -277,6 +277,34 @@ static void test_eval_journal_digest(void **state)
     }
 }
 
+/* A journal whose first line was cut off begins anew; a file of somebody else's without a newline, which
+ * looks like one, stays as it is. */
+static void test_eval_journal_cut_header(void **state)
+{
+    static const char *const texts[] = {"{\"dspark_eval\":\"k=", "{\"my\":\"only copy\"}"};
+    char path[800];
+    size_t i, n;
+    (void)state;
+    snprintf(path, sizeof path, "%s/jh", cli_folder());
+    for (i = 0; i < 2; i++) {
+        char *text;
+        cli_result r;
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fputs(texts[i], f);
+        fclose(f);
+        r = run_cli(EVAL " --stride 3 --resume jh");
+        assert_int_equal(r.code, i ? 3 : 0);
+        if (!i) continue;
+        assert_has(r.err, "another evaluation");
+        text = read_whole_file(path, &n);
+        assert_non_null(text);
+        assert_int_equal(n, strlen(texts[i]));
+        assert_memory_equal(text, texts[i], n);
+        free(text);
+    }
+}
+
 /* Figures that one anchor does not have are told as "-". */
 static void test_eval_one_anchor(void **state)
 {
@@ -400,6 +428,7 @@ int main(void)
         cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
         cmocka_unit_test(test_eval_journal_is_a_file),
         cmocka_unit_test(test_eval_journal_digest),
+        cmocka_unit_test(test_eval_journal_cut_header),
         cmocka_unit_test(test_eval_one_anchor),
         cmocka_unit_test(test_errors_name_the_culprit),
         cmocka_unit_test(test_eval_spares_its_inputs),
