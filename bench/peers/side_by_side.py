@@ -23,7 +23,9 @@ class Error(C.Structure):
 
 class ModelOpts(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("parts", C.c_uint32), ("n_threads", C.c_uint32),
-                ("allocator", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+                ("allocator", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p),
+                ("vllm_compat", C.c_int), ("target", C.c_char_p), ("embed_tokens", C.c_void_p),
+                ("lm_head", C.c_void_p), ("prepacked", C.c_char_p), ("prepacked_verify", C.c_int)]
 
 
 class ContextOpts(C.Structure):
@@ -77,8 +79,9 @@ class Dspark:
         self.lib.dspark_context_states.argtypes = [C.c_void_p] * 4
         self.err = Error()
 
-        opts = ModelOpts()
-        self.lib.dspark_model_opts_init(C.byref(opts))
+        # The library's init functions write structs of its own size; these may be older and smaller, which their
+        # struct_size tells. Zero is the default of every field.
+        opts = ModelOpts(struct_size=C.sizeof(ModelOpts))
         opts.parts, opts.n_threads = 3, threads  # context and q_a
         self.model = C.c_void_p()
         self.call("dspark_model_open", C.byref(self.model), os.fsencode(checkpoint), C.byref(opts))
@@ -93,16 +96,14 @@ class Dspark:
 
         self.contexts = {}
         for name in paths:
-            o = ContextOpts()
-            self.lib.dspark_context_opts_init(C.byref(o))
+            o = ContextOpts(struct_size=C.sizeof(ContextOpts))
             o.isa, o.n_threads, o.path, o.max_tokens = self.ISAS[isa], threads, self.PATHS[name], max_tokens
             ctx = C.c_void_p()
             self.call("dspark_context_create", C.byref(ctx), self.model, C.byref(o))
             self.contexts[name] = ctx
         self.isa = self.lib.dspark_isa_name(self.lib.dspark_context_isa(self.contexts["onepass"])).decode()
         self.version = self.lib.dspark_version().decode()
-        self.batch, self.info = Batch(), RunInfo()
-        self.lib.dspark_batch_init(C.byref(self.batch))
+        self.batch, self.info = Batch(struct_size=C.sizeof(Batch)), RunInfo()
 
     def check(self, name, status):
         if status != 0:
@@ -121,8 +122,7 @@ class Dspark:
 
     def wake(self, path, taps, out):
         """Makes the path's threads run without reading the weights of run(): taps -> states of one row."""
-        b = Batch()
-        self.lib.dspark_batch_init(C.byref(b))
+        b = Batch(struct_size=C.sizeof(Batch))
         b.n_tokens, b.taps = 1, taps
         self.check("dspark_context_states",
                    self.lib.dspark_context_states(self.contexts[path], C.byref(b), out, C.byref(self.err)))
