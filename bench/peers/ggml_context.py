@@ -20,7 +20,8 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, skip, to_bf16, write_csv
+from side_by_side import (SLOTS, Dspark, add_arguments, import_numpy, measure, parse, rows_of, skip, to_bf16,
+                          write_csv)
 
 TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30, "mxfp4": 39, "nvfp4": 40}  # enum ggml_type
 F32 = 0
@@ -95,7 +96,7 @@ class Runner:
     """Runs graphs. ggml takes a call's scratch (converted rows) from a context, which is emptied before each."""
 
     def __init__(self, ggml, scratch):
-        self.ggml, self.scratch = ggml, scratch
+        self.ggml = ggml
         self.ggml.base.ggml_reset.argtypes = [C.c_void_p]
         self.context = ggml.context(scratch)
 
@@ -110,17 +111,8 @@ def main():
     p.add_argument("checkpoint", help="K3-shaped checkpoint in the format of --type (context-only is enough)")
     p.add_argument("--ggml", default=os.environ.get("GGML_LIBRARY"), help="libggml.so (default: GGML_LIBRARY)")
     p.add_argument("--type", choices=list(TYPES), default="bf16")
-    p.add_argument("--library", default=LIBRARY, help="libdspark.so")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    p.add_argument("--n", default="1,2,4,8,16,32,64", help="positions of a call, separated by commas")
-    p.add_argument("--reps", type=int, default=15)
-    p.add_argument("--flush-mb", type=int, default=256, help="bytes streamed before each timed call")
-    p.add_argument("--settle-ms", type=float, default=10.0)
-    p.add_argument("--csv", help="write all figures to this file")
-    a = p.parse_args()
-    sizes = [int(n) for n in a.n.split(",")]
-    if not all(0 < n <= SLOTS for n in sizes):
-        p.error(f"--n: from 1 to {SLOTS}")
+    add_arguments(p, "1,2,4,8,16,32,64", 256)
+    a, sizes = parse(p)
 
     if not a.ggml:
         skip("ggml_context.py: no libggml.so: name it with --ggml or in GGML_LIBRARY")

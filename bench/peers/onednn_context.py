@@ -19,7 +19,8 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, import_numpy, measure, rows_of, skip, to_bf16, write_csv
+from side_by_side import (SLOTS, Dspark, add_arguments, import_numpy, measure, parse, rows_of, skip, to_bf16,
+                          write_csv)
 
 BF16, QUERY_WEIGHTS_MD = 2, 131  # of dnnl_types.h
 ARG_SRC, ARG_DST, ARG_WEIGHTS = 1, 17, 33
@@ -167,18 +168,9 @@ def wakers(dnn, torch, ours, rng, n_out):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("checkpoint", help="K3-shaped checkpoint (context-only is enough)")
-    p.add_argument("--library", default=LIBRARY, help="libdspark.so")
     p.add_argument("--onednn", help="libdnnl.so.3 (default: that of this Python's prefix)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    p.add_argument("--n", default="1,2,4,8,16,32,64,128,512", help="positions of a call, separated by commas")
-    p.add_argument("--reps", type=int, default=15)
-    p.add_argument("--flush-mb", type=int, default=256, help="bytes streamed before each timed call")
-    p.add_argument("--settle-ms", type=float, default=10.0)
-    p.add_argument("--csv", help="write all figures to this file")
-    a = p.parse_args()
-    sizes = [int(n) for n in a.n.split(",")]
-    if not all(0 < n <= SLOTS for n in sizes):
-        p.error(f"--n: from 1 to {SLOTS}")
+    add_arguments(p, "1,2,4,8,16,32,64,128,512", 256)
+    a, sizes = parse(p)
 
     global np
     np = import_numpy()

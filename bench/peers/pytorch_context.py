@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 
-from side_by_side import LIBRARY, SLOTS, Dspark, measure, rows_of, write_csv
+from side_by_side import SLOTS, Dspark, add_arguments, measure, parse, rows_of, skip, write_csv
 
 
 def import_torch():
@@ -30,8 +30,7 @@ def import_torch():
         import torch
         import torch.nn.functional as F
     except ImportError as e:
-        print(f"pytorch_context.py: PyTorch cannot be imported ({e}); python3 -m pip install torch", file=sys.stderr)
-        sys.exit(77)
+        skip(f"pytorch_context.py: PyTorch cannot be imported ({e}); python3 -m pip install torch")
 
 
 # ---- the model's shapes and weights, for PyTorch -------------------------------------------------
@@ -178,15 +177,9 @@ def check(peer, ours, x, positions, slots):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("checkpoint", nargs="?", help="K3-shaped checkpoint (context-only is enough)")
-    p.add_argument("--library", default=LIBRARY)
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--isa", choices=list(Dspark.ISAS), default="auto")
-    p.add_argument("--n", default="1,8,16,32,64,512", help="positions of a call, separated by commas")
-    p.add_argument("--reps", type=int, default=15)
-    p.add_argument("--flush-mb", type=int, default=512, help="bytes streamed before each timed call; 0 = warm weights")
-    p.add_argument("--settle-ms", type=float, default=10.0)
-    p.add_argument("--csv", help="write all figures to this file")
-    a = p.parse_args()
+    add_arguments(p, "1,8,16,32,64,512", 512)
+    a, sizes = parse(p)
 
     import_torch()
     torch.set_num_threads(a.threads)
@@ -196,9 +189,6 @@ def main():
         with open(os.path.join(a.checkpoint, "config.json"), encoding="utf-8") as f:
             config = json.load(f)
     shapes = Shapes(config)
-    sizes = [int(n) for n in a.n.split(",")]
-    if not all(0 < n <= SLOTS for n in sizes):
-        p.error(f"--n: from 1 to {SLOTS}")
     peer = TorchContext(shapes, a.checkpoint)
     wake = dict.fromkeys(("torch full", "torch 5x576", "torch 2880"), peer.wake)
     contenders = {"torch full": peer.run_full, "torch 5x576": peer.run_narrow, "torch 2880": peer.run_fused}

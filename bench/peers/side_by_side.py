@@ -132,6 +132,27 @@ class Dspark:
         return bytearray(C.string_at(self.view.contents.layers[layer], SLOTS * width * 2))
 
 
+def add_arguments(p, sizes, flush_mb):
+    """What every script is called with (README.md), but the checkpoint."""
+    p.add_argument("--library", default=LIBRARY, help="libdspark.so")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--n", default=sizes, help="positions of a call, separated by commas")
+    p.add_argument("--reps", type=int, default=15)
+    p.add_argument("--flush-mb", type=int, default=flush_mb,
+                   help="bytes streamed before each timed call; 0 = warm weights")
+    p.add_argument("--settle-ms", type=float, default=10.0)
+    p.add_argument("--csv", help="write all figures to this file")
+
+
+def parse(p):
+    """The arguments, and --n as numbers."""
+    a = p.parse_args()
+    sizes = [int(n) for n in a.n.split(",")]
+    if not all(0 < n <= SLOTS for n in sizes):
+        p.error(f"--n: from 1 to {SLOTS}")
+    return a, sizes
+
+
 def skip(reason):
     """Ends a script that lacks something: bench/run prints the reason and goes on."""
     print(reason, file=sys.stderr)
