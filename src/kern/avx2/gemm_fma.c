@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #include "kern/avx2/bits.h"
 
-#include "base/fpenv.h"
+#include "kern/fma_blocks.h"
 
 /* Tiles, as measured on Zen 4 from L1 (share of the register peak): 6 rows x 16 outputs 0.99, 5 x 16
  * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 spills and 4 x 16 has too few chains (0.89), so 4 rows are
@@ -17,28 +17,10 @@
  * one piece early, panel after panel; 3 and 4 rows also want it in L2 two pieces early, 1 and 2 lose
  * by that. With more rows, lines come into L2 one piece early, few at a time: the miss buffers of L1
  * serve the loads of the tiles too, and bursts or fetches into L1 make these wait. */
-enum {
-    TILE_ROWS = 6,
-    FEW = 4,
-    STEP = 64,
-    PAIR = 2 * DSPARK__PANEL,
-    PIECE = STEP * PAIR,      /* elements of a piece */
-    LINE = 64,
-    BLOCK_ROWS = 64,
-    LOCAL_ROWS = 16,          /* of a block whose sums the caller has no room for */
-    BLOCK_PANELS = 3
-};
+enum { TILE_ROWS = 6 };
 
 static const _Alignas(32) int32_t HIGH_HALVES[8] = {-65536, -65536, -65536, -65536,
                                                     -65536, -65536, -65536, -65536};
-
-/* What a tile reads, and what it fetches meanwhile: far into L2, near into L1. */
-typedef struct piece {
-    const uint16_t *w;
-    const float *x;
-    size_t n_pairs;
-    const char *far, *near;
-} piece;
 
 /* Lines per pair: n_lines of them every `every` pairs. Constants in each copy. */
 typedef struct fetching {
@@ -46,7 +28,6 @@ typedef struct fetching {
     int far, near;
 } fetching;
 
-/* n elements of a bf16 row as fp32; an odd n gets a zero behind it. */
 static void widen_row(float *to, const unsigned char *x, size_t n)
 {
     size_t i = 0;
@@ -221,64 +202,9 @@ static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
     }
 }
 
-/* Line number `line` of each row's next STEP. Caches hold it, but not the near one, and its lines lie
- * far apart. */
-static void fetch_x(const unsigned char *x, size_t x_stride, size_t n_rows, size_t line)
-{
-    for (size_t i = 0; i < n_rows; i++)
-        _mm_prefetch((const char *)x + i * x_stride + line * LINE, _MM_HINT_T1);
-}
-
-/* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
-static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
-                      size_t n_rows)
-{
-    enum { X_LINES = 4 * STEP / LINE };
-    _Alignas(64) float wide[BLOCK_ROWS * 2 * STEP];
-    _Alignas(64) float local[BLOCK_PANELS * LOCAL_ROWS * DSPARK__PANEL];
-    const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
-    float *acc = g->acc ? g->acc + (p0 * g->n_rows + row) * DSPARK__PANEL : local;
-    const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
-    for (size_t p = 0; g->first && p < n_panels; p++)
-        memset(acc + p * acc_stride, 0, n_rows * DSPARK__PANEL * sizeof *acc);
-    for (size_t k = 0, n; k < g->k; k += n) {
-        n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
-        const int more = g->k - k >= 4 * STEP; /* what is fetched exists; the end is left alone */
-        for (size_t i = 0; i < n_rows; i++)
-            widen_row(wide + i * 2 * STEP, bf16_at(x + i * g->x_stride, k), n);
-        for (size_t p = 0; p < n_panels; p++) {
-            piece s = {g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, wide,
-                       (n + 1) / 2, NULL, NULL};
-            s.near = (const char *)(s.w + (more ? PIECE : 0));
-            s.far = n_rows <= FEW && more ? s.near + PIECE * sizeof *s.w : s.near;
-            for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
-                fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);
-            run_piece(acc + p * acc_stride, &s, n_rows, more && row == 0);
-        }
-    }
-    for (size_t p = 0; g->last && p < n_panels; p++) {
-        size_t n_out = panel_outputs(g, p0 + p);
-        for (size_t i = 0; i < n_rows; i++) {
-            size_t at = (row + i) * g->out_stride + (p0 + p) * DSPARK__PANEL;
-            store_outputs(bf16_at_mut(g->out, at), acc + p * acc_stride + i * DSPARK__PANEL, n_out);
-        }
-    }
-}
-
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g)
 {
-    const size_t most_rows = g->acc ? BLOCK_ROWS : LOCAL_ROWS;
-    const size_t most_panels = g->n_rows <= FEW ? 1 : BLOCK_PANELS;
-    unsigned host = _mm_getcsr();
-    _mm_setcsr(host | DSPARK__MXCSR_FTZ_DAZ);
-    for (size_t p = 0, n_panels; p < g->n_panels; p += n_panels) {
-        n_panels = g->n_panels - p < most_panels ? g->n_panels - p : most_panels;
-        for (size_t row = 0, n; row < g->n_rows; row += n) {
-            n = tile_rows(g->n_rows - row, most_rows);
-            run_block(g, p, n_panels, row, n);
-        }
-    }
-    _mm_setcsr(host);
+    run_blocks(g);
 }
 
 void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,

@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #include "kern/avx512/bits.h"
 
-#include "base/fpenv.h"
+#include "kern/fma_blocks.h"
 
 /* A tile is up to 8 rows x 48 outputs: 24 sums, 3 weights, the mask and broadcasts fit 32 registers.
  *
@@ -14,28 +14,8 @@
  * hardware's prefetcher alone does best; for 3 and 4 each piece is fetched into L2 two pieces early and
  * into L1 one piece early, panel after panel. With more rows lines come into L2 one piece early, shared
  * out over up to three tiles. */
-enum {
-    TILE_ROWS = 8,
-    FEW = 4,
-    VECTORS = 3,
-    STEP = 64,
-    PAIR = 2 * DSPARK__PANEL,
-    PIECE = STEP * PAIR,      /* elements of a piece */
-    LINE = 64,
-    BLOCK_ROWS = 64,
-    LOCAL_ROWS = 16,          /* of a block whose sums the caller has no room for */
-    BLOCK_PANELS = 3
-};
+enum { TILE_ROWS = 8, VECTORS = 3 };
 
-/* What a tile reads, and what it fetches meanwhile: far into L2, near into L1. */
-typedef struct piece {
-    const uint16_t *w;
-    const float *x;
-    size_t n_pairs;
-    const char *far, *near;
-} piece;
-
-/* n elements of a bf16 row as fp32; an odd n gets a zero behind it. */
 static void widen_row(float *to, const unsigned char *x, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
@@ -152,64 +132,9 @@ static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
     }
 }
 
-/* Line number `line` of each row's next STEP. Caches hold it, but not the near one, and its lines lie
- * far apart. */
-static void fetch_x(const unsigned char *x, size_t x_stride, size_t n_rows, size_t line)
-{
-    for (size_t i = 0; i < n_rows; i++)
-        _mm_prefetch((const char *)x + i * x_stride + line * LINE, _MM_HINT_T1);
-}
-
-/* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
-static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
-                      size_t n_rows)
-{
-    enum { X_LINES = 4 * STEP / LINE };
-    _Alignas(64) float wide[BLOCK_ROWS * 2 * STEP];
-    _Alignas(64) float local[BLOCK_PANELS * LOCAL_ROWS * DSPARK__PANEL];
-    const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
-    float *acc = g->acc ? g->acc + (p0 * g->n_rows + row) * DSPARK__PANEL : local;
-    const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
-    for (size_t p = 0; g->first && p < n_panels; p++)
-        memset(acc + p * acc_stride, 0, n_rows * DSPARK__PANEL * sizeof *acc);
-    for (size_t k = 0, n; k < g->k; k += n) {
-        n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
-        const int more = g->k - k >= 4 * STEP; /* what is fetched exists; the end is left alone */
-        for (size_t i = 0; i < n_rows; i++)
-            widen_row(wide + i * 2 * STEP, bf16_at(x + i * g->x_stride, k), n);
-        for (size_t p = 0; p < n_panels; p++) {
-            piece s = {g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, wide,
-                       (n + 1) / 2, NULL, NULL};
-            s.near = (const char *)(s.w + (more ? PIECE : 0));
-            s.far = n_rows <= FEW && more ? s.near + PIECE * sizeof *s.w : s.near;
-            for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
-                fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);
-            run_piece(acc + p * acc_stride, &s, n_rows, more && row == 0);
-        }
-    }
-    for (size_t p = 0; g->last && p < n_panels; p++) {
-        size_t n_out = panel_outputs(g, p0 + p);
-        for (size_t i = 0; i < n_rows; i++) {
-            size_t at = (row + i) * g->out_stride + (p0 + p) * DSPARK__PANEL;
-            store_outputs(bf16_at_mut(g->out, at), acc + p * acc_stride + i * DSPARK__PANEL, n_out);
-        }
-    }
-}
-
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g)
 {
-    const size_t most_rows = g->acc ? BLOCK_ROWS : LOCAL_ROWS;
-    const size_t most_panels = g->n_rows <= FEW ? 1 : BLOCK_PANELS;
-    unsigned host = _mm_getcsr();
-    _mm_setcsr(host | DSPARK__MXCSR_FTZ_DAZ);
-    for (size_t p = 0, n_panels; p < g->n_panels; p += n_panels) {
-        n_panels = g->n_panels - p < most_panels ? g->n_panels - p : most_panels;
-        for (size_t row = 0, n; row < g->n_rows; row += n) {
-            n = tile_rows(g->n_rows - row, most_rows);
-            run_block(g, p, n_panels, row, n);
-        }
-    }
-    _mm_setcsr(host);
+    run_blocks(g);
 }
 
 void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
