@@ -271,7 +271,9 @@ static uint8_t random_scale(dspark__code_scale kind, int class)
         return (uint8_t)(class == 0 ? 8 + r % 119 : r % 127); /* 0: no subnormal, no zero */
     if (kind == DSPARK__CODE_E8M0) {
         if (class == 2 || (class == 1 && r % 64 == 0)) return edge[(r >> 8) % 6];
-        return (uint8_t)(100 + (r >> 8) % 40);
+        if (class == 3) return (uint8_t)(r % 64 < 32 ? 103 : r % 64 < 63 ? 151 : r >> 63 ? 102 : 152);
+        if (class == 5) return (uint8_t)(27 + (r >> 8) % 200);
+        return (uint8_t)(103 + (r >> 8) % 49);
     }
     return (uint8_t)(class == 0 ? (r % 16) - 8 : r);
 }
@@ -465,7 +467,9 @@ static void check_groups(const dspark__dot_codes *d, int class)
 }
 
 /* Row i of x ends at a guard page when it is the last one; x is misaligned by `shift`. class 0: all
- * fast ways; 1: some scales have none; 2: x have none either. */
+ * fast ways; 1: some scales have none; 2: x have none either; 3: both are at the ends of what the fast
+ * ways take, 2^-48 and 2^40, 2^-24 and 2^24, and sometimes beyond; 4: x far beyond at one end;
+ * 5: scales far beyond. */
 static void check_dot(const dspark__code_format *f, size_t k, size_t n_rows, size_t n_panels,
                       size_t group, int class, size_t shift)
 {
@@ -486,7 +490,12 @@ static void check_dot(const dspark__code_format *f, size_t k, size_t n_rows, siz
         uint16_t v = (uint16_t)((r & 0x807fu) | (uint64_t)(100 + (r >> 20) % 50) << 7);
         if (class == 2 && (r >> 40) % 8 == 0) v = (uint16_t)(r >> 48 & 0x81ffu); /* about subnormal */
         if (class != 2 && (r >> 40) % 64 == 0) v = r >> 63 ? 0x8000 : 0;
-        if (class == 1 && (r >> 40) % 64 == 1) v = (uint16_t)(r >> 48 & 0x807fu) | 71 << 7;
+        if (class == 3) v = (uint16_t)((r >> 48 & 0x8000u) | (r >> 30 & 1 ? 79 << 7 : 167 << 7));
+        if (class == 3 && (r >> 40) % 4 == 0)
+            v = (uint16_t)((r >> 48 & 0x807fu) | (r >> 30 & 1 ? 79 << 7 : 166 << 7));
+        uint64_t far = k % 2 ? 27 + (r >> 20) % 12 : 127 + (r >> 20) % 100;
+        if (class == 4) v = (uint16_t)((r & 0x807fu) | far << 7);
+        if (class == 3 && (r >> 31) % 512 == 0) v = (r >> 30 & 1) ? 78 << 7 | 0x7f : 167 << 7 | 1;
         if (class > 0 && (r >> 50) % 4096 == 0) v = r >> 63 ? 0x7f80 : 0xffc0;
         memcpy(x.p + i, &v, 2);
     }
@@ -540,7 +549,7 @@ static void test_dot_codes(void **state)
                 for (size_t s = 0; s < sizeof SIZES / sizeof *SIZES; s++)
                     for (size_t g = 0; g < sizeof GROUPS / sizeof *GROUPS; g++, turn++)
                         check_dot(&f, SIZES[s], turn % (MOST_DOT_ROWS + 1), turn % (MOST_DOT_PANELS + 1),
-                                  GROUPS[g], (int)(turn / 7 % 3), turn % 4);
+                                  GROUPS[g], (int)(turn / 7 % 6), turn % 4);
             }
         }
     }

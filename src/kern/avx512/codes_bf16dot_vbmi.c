@@ -1,7 +1,6 @@
 /* AVX-512-BF16 with VBMI: panels of codes times rows, each vector of weights expanded (codes_dot.h)
- * while others are multiplied. The bits are those of decode and gemm_bf16; scales and tables for which
- * the integer arithmetic of codes_dot.h is not exact, x that are not tame, and the end of k, go through
- * these two. */
+ * while others are multiplied. The bits are those of decode and gemm_bf16; scales, tables, x and sums
+ * that are outside of the bounds of codes_dot.h, and the end of k, go through these two. */
 #if defined(__x86_64__)
 #include "kern/avx512/codes_dot.h"
 
@@ -20,7 +19,7 @@ enum {
     PLAIN_ROWS = 32, /* of a tile by way of memory */
     WHOLE_ROWS = 8,  /* the most rows for which looking up all of 256 entries is the faster way */
     CHECKED = 32,    /* rows of scales that are judged at a time */
-    USUAL_BLOCK = 2  /* groups of 8 under one e4m3 scale */
+    PRODUCT_BLOCK = 2, POWER_BLOCK = 4 /* groups of 8 under one scale, of nvfp4 and of mx formats */
 };
 
 /* What p points at may have changed, for all that the compiler knows: it is loaded again. */
@@ -106,87 +105,87 @@ typedef struct cursor {
     const unsigned char *x;
 } cursor;
 
+/* The powers that the sums of each panel stand under (codes_dot.h). */
+typedef struct powers {
+    __m512i of[PANELS][REGISTERS];
+} powers;
+
+DSPARK__INLINE void start_powers(powers *under, size_t n_panels, way how)
+{
+    DSPARK__UNROLL
+    for (size_t p = 0; p < n_panels; p++)
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++) under->of[p][v] = power_of_one(how);
+}
+
+/* Put the sums of panel p under the powers of a row of scales; NULL: of one. */
+DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_t *row, size_t n_rows,
+                                  way how)
+{
+    DSPARK__UNROLL
+    for (size_t v = 0; v < REGISTERS; v++) {
+        __m512i to = row ? load_powers(row, v, how) : power_of_one(how);
+        __m512 factor = power_between(under->of[p][v], to);
+        under->of[p][v] = to;
+        DSPARK__UNROLL
+        for (size_t i = 0; i < n_rows; i++)
+            s->of[p * n_rows + i][v] = _mm512_mul_ps(s->of[p * n_rows + i][v], factor);
+    }
+}
+
 /* ---- weights in registers ---- */
 
-DSPARK__INLINE void multiply_line(__m512 of[][REGISTERS], size_t v, const uint8_t *codes,
-                                  const dot_tables *t, const dot_scales *scales,
-                                  const unsigned char *x, size_t x_stride, size_t n_rows, way how)
+/* One group of a panel. */
+DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
+                                   const dot_scales scales[REGISTERS], const unsigned char *x,
+                                   size_t x_stride, size_t n_rows, way how)
 {
-    __m512i w[GROUP_PAIRS];
-    expand_line(w, codes, t, scales, how, 0);
+    __m512i w[GROUP_PAIRS][REGISTERS];
+    if (is_bytes(how)) {
+        DSPARK__UNROLL
+        for (size_t i = 0; i < GROUP_VECTORS; i += 2) {
+            fetch_line(codes + 32 * i, n_rows, how);
+            expand_bytes(&w[0][0] + i, codes + 32 * i, t, how);
+        }
+    } else {
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++) {
+            __m512i line[GROUP_PAIRS];
+            fetch_line(codes + 64 * v, n_rows, how);
+            expand_line(line, codes + 64 * v, t, scales[v], how);
+            DSPARK__UNROLL
+            for (size_t j = 0; j < GROUP_PAIRS; j++) w[j][v] = line[j];
+        }
+    }
     DSPARK__UNROLL
     for (size_t j = 0; j < GROUP_PAIRS; j++)
         DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++)
-            of[i][v] = _mm512_dpbf16_ps(of[i][v], (__m512bh)w[j],
-                                        broadcast_pair(x + i * x_stride + 4 * j));
-}
-
-DSPARK__INLINE void multiply_bytes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
-                                   const dot_scales *scales, const unsigned char *x, size_t x_stride,
-                                   size_t n_rows, way how, int near)
-{
-    DSPARK__UNROLL
-    for (size_t half = 0; half < 2; half++) {
-        __m512i w[6];
-        expand_bytes(w, codes + 192 * half, t, scales, how, 0, near);
-        DSPARK__UNROLL
-        for (size_t i = 0; i < 2 * n_rows; i++) {
-            size_t j = i / n_rows, r = i % n_rows;
-            __m512bh two = broadcast_pair(x + r * x_stride + 8 * half + 4 * j);
+        for (size_t i = 0; i < n_rows; i++) {
+            __m512bh two = broadcast_pair(x + i * x_stride + 4 * j);
             DSPARK__UNROLL
             for (size_t v = 0; v < REGISTERS; v++)
-                of[r][v] = _mm512_dpbf16_ps(of[r][v], (__m512bh)w[3 * j + v], two);
+                of[i][v] = _mm512_dpbf16_ps(of[i][v], (__m512bh)w[j][v], two);
         }
-    }
 }
 
-/* n groups under one row of scales, if any. */
-DSPARK__INLINE void multiply_direct(sums *s, const cursor *c, size_t x_stride, const dot_tables *t,
-                                    size_t n, size_t n_rows, size_t n_panels, way how)
+/* n groups under one row of scales, if any; panels side by side. */
+DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, size_t x_stride,
+                                    const dot_tables *t, size_t n, size_t n_rows, size_t n_panels,
+                                    way how)
 {
-    const unsigned char *x = c->x;
-    dot_scales none[REGISTERS];
+    dot_scales scales[PANELS][REGISTERS];
     DSPARK__UNROLL
-    for (size_t v = 0; v < REGISTERS; v++) none[v] = load_scales(NULL, v, NO_WAY);
-    if (!has_scales(how)) { /* panels side by side */
-        for (size_t group = 0; group < n; group++, x += 2 * GROUP_K) {
-            DSPARK__UNROLL
-            for (size_t p = 0; p < n_panels; p++) {
-                const uint8_t *codes = c->codes[p] + group * group_bytes(how);
-                if (is_bytes(how))
-                    multiply_bytes(s->of + p * n_rows, codes, t, none, x, x_stride, n_rows, how,
-                                   n_panels > 1);
-                else
-                    DSPARK__UNROLL
-                    for (size_t v = 0; v < REGISTERS; v++)
-                        multiply_line(s->of + p * n_rows, v, codes + 64 * v, t, none, x, x_stride,
-                                      n_rows, how);
-            }
-        }
-        return;
-    }
-    DSPARK__UNROLL
-    for (size_t p = 0; p < n_panels; p++) { /* scales take registers: few of them at a time */
-        const uint8_t *row = c->row[p];
-        _mm_prefetch((const char *)row + SCALES_AHEAD, _MM_HINT_T0);
-        if (is_bytes(how)) {
-            dot_scales scales[REGISTERS];
-            DSPARK__UNROLL
-            for (size_t v = 0; v < REGISTERS; v++) scales[v] = load_scales(row, v, how);
-            for (size_t group = 0; group < n; group++)
-                multiply_bytes(s->of + p * n_rows, c->codes[p] + group * 384, t, scales,
-                               x + group * 2 * GROUP_K, x_stride, n_rows, how, 0);
-            continue;
-        }
+    for (size_t p = 0; p < n_panels; p++) {
+        if (has_scales(how)) _mm_prefetch((const char *)c->row[p] + SCALES_AHEAD, _MM_HINT_T0);
+        if (is_scaled(how)) change_powers(s, under, p, c->row[p], n_rows, how);
         DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) {
-            dot_scales scales = load_scales(row, v, how);
-            for (size_t group = 0; group < n; group++)
-                multiply_line(s->of + p * n_rows, v, c->codes[p] + group * 192 + 64 * v, t, &scales,
-                              x + group * 2 * GROUP_K, x_stride, n_rows, how);
-        }
+        for (size_t v = 0; v < REGISTERS; v++) scales[p][v] = load_scales(c->row[p], v, how);
     }
+    for (size_t group = 0; group < n; group++)
+        DSPARK__UNROLL
+        for (size_t p = 0; p < n_panels; p++)
+            multiply_codes(s->of + p * n_rows, c->codes[p] + group * group_bytes(how), t, scales[p],
+                           c->x + group * 2 * GROUP_K, x_stride, n_rows, how);
 }
 
 /* ---- weights through L1 ---- */
@@ -194,21 +193,24 @@ DSPARK__INLINE void multiply_direct(sums *s, const cursor *c, size_t x_stride, c
 /* A group's weights in the order of a bf16 panel. All that it needs is read from memory, since the
  * accumulators of a tile leave no registers for it. */
 DSPARK__INLINE void store_group(uint16_t *to, const uint8_t *codes, const dot_tables *t,
-                                const dot_scales *scales, way how)
+                                const dot_scales scales[REGISTERS], way how)
 {
-    __m512i w[6];
     if (is_bytes(how)) {
         DSPARK__UNROLL
-        for (size_t half = 0; half < 2; half++) {
-            expand_bytes(w, codes + 192 * half, t, scales, how, 1, 0);
-            DSPARK__UNROLL
-            for (size_t i = 0; i < 6; i++) _mm512_store_si512(to + 32 * (6 * half + i), w[i]);
+        for (size_t i = 0; i < GROUP_VECTORS; i += 2) {
+            __m512i w[2];
+            fetch_line(codes + 32 * i, TILE, how);
+            expand_bytes(w, codes + 32 * i, t, how);
+            _mm512_store_si512(to + 32 * i, w[0]);
+            _mm512_store_si512(to + 32 * i + 32, w[1]);
         }
         return;
     }
     DSPARK__UNROLL
     for (size_t v = 0; v < REGISTERS; v++) {
-        expand_line(w, codes + 64 * v, t, scales + v, how, 1);
+        __m512i w[GROUP_PAIRS];
+        fetch_line(codes + 64 * v, TILE, how);
+        expand_line(w, codes + 64 * v, t, scales[v], how);
         DSPARK__UNROLL
         for (size_t j = 0; j < GROUP_PAIRS; j++)
             _mm512_store_si512(to + 32 * (REGISTERS * j + v), w[j]);
@@ -236,14 +238,16 @@ DSPARK__INLINE void multiply_group(sums *s, const uint16_t *w, const unsigned ch
 /* Two groups in turn: one is multiplied while the next is expanded. */
 typedef struct ring {
     _Alignas(64) uint16_t w[2][GROUP_K * DSPARK__PANEL];
-    dot_scales scales[REGISTERS];
+    dot_scales scales[REGISTERS]; /* of the group that is expanded */
+    powers under;                 /* of the sums */
     const dot_tables *tables;
 } ring;
 
 DSPARK__INLINE void multiply_ring(sums *s, cursor *c, size_t x_stride, ring *r, size_t n_groups,
                                   size_t block, size_t n_rows, way how)
 {
-    size_t left = 0; /* groups under the row of scales */
+    const uint8_t *row = c->row[0]; /* of the group that is multiplied */
+    size_t left = 0, under = 0;     /* groups under the rows of scales */
     for (size_t group = 0; group <= n_groups; group++) {
         if (has_scales(how) && left == 0 && group < n_groups) {
             _mm_prefetch((const char *)c->row[0] + SCALES_AHEAD, _MM_HINT_T0);
@@ -259,6 +263,12 @@ DSPARK__INLINE void multiply_ring(sums *s, cursor *c, size_t x_stride, ring *r, 
             left--;
         }
         if (group == 0) continue;
+        if (is_scaled(how) && under == 0) {
+            change_powers(s, &r->under, 0, row, n_rows, how);
+            row += DSPARK__PANEL;
+            under = block;
+        }
+        under--;
         multiply_group(s, r->w[1 - group % 2], c->x, x_stride, n_rows);
         c->x += 2 * GROUP_K;
     }
@@ -269,23 +279,31 @@ DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot
                                   size_t block, size_t n_groups, size_t n_rows, size_t n_panels,
                                   way how)
 {
+    const size_t usual = how == NIBBLES_PRODUCT ? PRODUCT_BLOCK : POWER_BLOCK;
+    powers under;
     if (n_rows > DIRECT) {
+        start_powers(&r->under, 1, how);
         multiply_ring(s, c, x_stride, r, n_groups, block, n_rows, how);
-        return;
-    }
-    if (!has_scales(how)) block = n_groups;
-    for (size_t left = n_groups, n; left > 0; left -= n) {
-        n = block < left ? block : left;
-        if (n == USUAL_BLOCK && how == NIBBLES_PRODUCT)
-            multiply_direct(s, c, x_stride, t, USUAL_BLOCK, n_rows, n_panels, how);
-        else multiply_direct(s, c, x_stride, t, n, n_rows, n_panels, how);
-        DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++) {
-            c->codes[p] += n * group_bytes(how);
-            if (has_scales(how)) c->row[p] += DSPARK__PANEL;
+        under = r->under;
+    } else {
+        start_powers(&under, n_panels, how);
+        if (!has_scales(how)) block = n_groups;
+        for (size_t left = n_groups, n; left > 0; left -= n) {
+            n = block < left ? block : left;
+            if (is_scaled(how) && n == usual)
+                multiply_direct(s, &under, c, x_stride, t, usual, n_rows, n_panels, how);
+            else multiply_direct(s, &under, c, x_stride, t, n, n_rows, n_panels, how);
+            DSPARK__UNROLL
+            for (size_t p = 0; p < n_panels; p++) {
+                c->codes[p] += n * group_bytes(how);
+                if (has_scales(how)) c->row[p] += DSPARK__PANEL;
+            }
+            c->x += n * 2 * GROUP_K;
         }
-        c->x += n * 2 * GROUP_K;
     }
+    if (is_scaled(how))
+        DSPARK__UNROLL
+        for (size_t p = 0; p < n_panels; p++) change_powers(s, &under, p, NULL, n_rows, how);
 }
 
 /* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. */
@@ -299,6 +317,24 @@ DSPARK__INLINE size_t count_fast(const uint8_t *row, const fast_scales *fast, si
                                      : scales_within(row, (uint32_t)fast->low, (uint32_t)fast->high)))
             break;
     return n;
+}
+
+/* Could all sums be those of weights and x within the bounds of codes_dot.h? Zero or within 2^-78 .. 2^99
+ * is enough: multiples of 2^-102 that leave room for what follows. */
+DSPARK__INLINE int are_tame(const sums *s, size_t n)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), low = _mm512_set1_epi32((127 - 78) << 23);
+    const __m512i range = _mm512_set1_epi32((99 + 78) << 23);
+    __mmask16 wild = 0;
+    DSPARK__UNROLL
+    for (size_t i = 0; i < n; i++)
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++) {
+            __m512i u = _mm512_and_si512(_mm512_castps_si512(s->of[i][v]), magnitude);
+            wild |= _mm512_mask_cmpgt_epu32_mask(_mm512_test_epi32_mask(u, u),
+                                                 _mm512_sub_epi32(u, low), range);
+        }
+    return wild == 0;
 }
 
 /* The same by way of memory: scales that have no fast way, and the last values of k. */
@@ -345,13 +381,14 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
     }
     for (size_t group = 0, n, sum = 0; group < n_all; sum++) { /* one K-group, or all */
         size_t end = n_all - group < per_sum ? n_all : group + per_sum;
+        int tame = 1; /* no power of a scale that has no fast way is left in the sums */
         for (; group < end; group += n) {
             size_t most = (end < n_groups ? end : n_groups) - group;
             n = most;
             if (rows && most > 0) {
-                size_t n_fast = SIZE_MAX;
+                size_t n_fast = tame ? SIZE_MAX : 0;
                 DSPARK__UNROLL
-                for (size_t p = 0; p < n_panels; p++) {
+                for (size_t p = 0; p < n_panels && n_fast > 0; p++) {
                     size_t f = count_fast(c.row[p], &job->fast, most, block, how);
                     if (f < n_fast) n_fast = f;
                 }
@@ -364,6 +401,7 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
             n = most == 0 ? 1 : block < most ? block : most;
             size_t k0 = group * GROUP_K, n_k = n * GROUP_K;
             multiply_through(&s, job, k0, d->k - k0 < n_k ? d->k - k0 : n_k, n_rows, n_panels);
+            if (is_scaled(how)) tame = are_tame(&s, n_rows * n_panels);
             c.x += 2 * n_k;
             DSPARK__UNROLL
             for (size_t p = 0; p < n_panels; p++) {
@@ -445,6 +483,12 @@ static void run_tile(const dot_job *job)
     else multiply_2_3(job);
 }
 
+/* Nibbles that cost little to expand: one panel alone would wait for its accumulators and for memory. */
+static int is_side_by_side(way how)
+{
+    return how == NIBBLES_PLAIN || how == NIBBLES_POWER;
+}
+
 static void dot_codes_vbmi(const dspark__dot_codes *d)
 {
     dot_job job = {.d = d};
@@ -455,7 +499,7 @@ static void dot_codes_vbmi(const dspark__dot_codes *d)
     if (f->scale != DSPARK__CODE_PLAIN && d->group % f->block != 0) job.how = NO_WAY;
     if (is_scaled(job.how) && !is_tame(d->x, d->x_stride, d->n_rows, d->k)) job.how = NO_WAY;
     for (job.panel = 0; job.panel < d->n_panels; job.panel += job.n_panels) {
-        int all = job.how != NO_WAY && d->n_rows <= 2 && d->n_panels - job.panel >= PANELS;
+        int all = is_side_by_side(job.how) && d->n_rows <= 2 && d->n_panels - job.panel >= PANELS;
         job.n_panels = all ? PANELS : 1;
         for (job.row = 0; job.row < d->n_rows; job.row += job.n_rows) {
             job.n_rows = tile_rows(d->n_rows - job.row, job.how == NO_WAY ? PLAIN_ROWS : ROWS);

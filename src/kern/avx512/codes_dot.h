@@ -2,10 +2,10 @@
  * where they were looked up: the tables, the scales of a run, and the expansion of a few values of k.
  * Owns no loop over k and no accumulator (codes_bf16dot_vbmi.c).
  *
- * Weights under a byte scale come from tables that are a power of two too large; integer subtraction
- * then takes the rest off the exponent. A zero is 0x8000 there, which a saturating subtraction leaves
- * alone: so a weight of value 0 is -0 whatever its own sign. That sign can be seen only once an
- * accumulator has been flushed to -0, which tame x exclude (see is_tame). */
+ * The powers of two in scales are not applied to weights, of which there are many, but to accumulators:
+ * these stand under the power of the present row of scales and are multiplied by a power of two when the
+ * next one comes. Rounding is the same under any power as long as nothing leaves the range, which tame
+ * x and scales exclude (see is_tame). */
 #ifndef DSPARK_KERN_AVX512_CODES_DOT_H
 #define DSPARK_KERN_AVX512_CODES_DOT_H
 
@@ -43,13 +43,13 @@ DSPARK__INLINE size_t group_bytes(way how)
     return is_bytes(how) ? 384 : 192;
 }
 
-/* Bounds that keep every weight normal and every accumulator out of reach of the flush: entries are
- * zero or within 2^-NEAR .. 2^NEAR, scales within 2^-POWERS .. 2^POWERS (e4m3 is). A weight is then a
- * multiple of 2^(-16 - 7 - 40), and x, zero or at least 2^-56, one of 2^-63: every sum of products is a
- * multiple of 2^-126, so none but 0 is subnormal. */
-enum { NEAR = 16, POWERS = 40, TAME_BITS = (127 - 56) << 7, PRODUCT_POWER = 8 };
-
-enum { NEAR_AHEAD = 1024 }; /* bytes: see expand_bytes */
+/* Bounds that keep every sum in the range, whatever power it stands under: entries are zero or within
+ * 2^-NEAR .. 2^NEAR, powers of scales within 2^-POWERS .. 2^POWERS (e4m3's are), x zero or within
+ * 2^-TAME_LOW .. 2^TAME_HIGH, and k at most 2^TAME_K. A weight is a multiple of 2^(-NEAR - 7 - POWERS) and
+ * x of 2^(-TAME_LOW - 7), so every sum of products is a multiple of 2^-102, and of 2^-126 under another
+ * power: none but 0 is subnormal. No sum is larger than 2^(16 + 24 + 40 + 20) times a rounding error, or
+ * 2^124 under another power. */
+enum { NEAR = 16, POWERS = 24, TAME_LOW = 48, TAME_HIGH = 40, TAME_K = 20 };
 
 /* BYTES: of[0..1] lower halves of codes 0-127, [2..3] upper halves, [4..7] the same of the others.
  * NIBBLES_PRODUCT: lower and upper halves, by 16 * mantissa + code. PLAIN and POWER: of[0], twice 16
@@ -60,20 +60,8 @@ typedef struct dot_tables {
     __m512i mask;  /* BYTES: 0x80, NIBBLES_PRODUCT: 0x0f, in each byte */
 } dot_tables;
 
-/* Of 16 scale bytes: what is subtracted from words; PRODUCT: the mantissas in bits 4-6. */
-typedef struct dot_scales {
-    __m512i less, mantissa;
-} dot_scales;
-
-/* w - less, saturated; `less` is not negative. The instruction that saturates runs where the dot product
- * does: beside many rows of it, two that run elsewhere are faster (but not for products, which load the
- * other units, too). */
-DSPARK__INLINE __m512i take_off(__m512i w, __m512i less, int busy)
-{
-    if (!busy) return _mm512_subs_epi16(w, less);
-    __m512i least = _mm512_xor_si512(less, _mm512_set1_epi16((short)0x8000));
-    return _mm512_sub_epi16(_mm512_max_epi16(w, least), less);
-}
+/* Of 16 scale bytes. INTEGER: what is subtracted from words; PRODUCT: the mantissas in bits 4-6 of bytes. */
+typedef __m512i dot_scales;
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
@@ -86,12 +74,6 @@ DSPARK__INLINE int is_near(uint16_t entry)
 DSPARK__INLINE int is_number(uint16_t entry)
 {
     return (entry & 0x7f80u) != 0x7f80u;
-}
-
-/* entry * 2^power, a zero as 0x8000. */
-DSPARK__INLINE uint16_t raised(uint16_t entry, int power)
-{
-    return (entry & 0x7fffu) == 0 ? 0x8000u : (uint16_t)(entry + power * 128);
 }
 
 /* Entries as their lower and upper halves, 128 of them. */
@@ -116,7 +98,7 @@ static way prepare_bytes(dot_tables *t, const dspark__code_format *f)
         if (!is_number(b)) b = a | 0x8000u;
         is_half &= a < 0x8000u && b == (a | 0x8000u);
         near &= !is_number(a) || is_near(a);
-        entries[c] = f->scale == DSPARK__CODE_PLAIN ? a : raised(a, POWERS);
+        entries[c] = a;
         entries[c + 128] = b;
     }
     split_entries(t->of, entries);
@@ -135,7 +117,7 @@ static way prepare_product(dot_tables *t, const uint16_t *table)
         if (!is_near(code)) return NO_WAY;
         float mantissa = (float)(8 + i / 16) * 0.125f;
         float product = dspark__bf16_to_f32(code) * mantissa;
-        entries[i] = raised((uint16_t)(dspark__f32_bits(product) >> 16), PRODUCT_POWER);
+        entries[i] = (uint16_t)(dspark__f32_bits(product) >> 16);
     }
     split_entries(t->of, entries);
     return NIBBLES_PRODUCT;
@@ -158,12 +140,9 @@ static way prepare_tables(dot_tables *t, fast_scales *fast, const dspark__code_f
         return prepare_product(t, f->table);
     }
     if (f->scale == DSPARK__CODE_E8M0) {
-        uint16_t entries[16];
-        for (size_t c = 0; c < 16; c++) {
+        for (size_t c = 0; c < 16; c++)
             if (!is_near(f->table[c])) return NO_WAY;
-            entries[c] = raised(f->table[c], POWERS);
-        }
-        t->of[0] = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)entries));
+        t->of[0] = n.entries;
         return NIBBLES_POWER;
     }
     if (f->scale == DSPARK__CODE_OFFSET) {
@@ -198,107 +177,114 @@ DSPARK__INLINE __m512i spread_bytes(__m512i bytes)
 
 DSPARK__INLINE dot_scales load_scales(const uint8_t *row, size_t v, way how)
 {
-    dot_scales s = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-    if (!has_scales(how)) return s;
+    if (how != NIBBLES_INTEGER && how != NIBBLES_PRODUCT) return _mm512_setzero_si512();
     __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(row + 16 * v)));
-    __m512i word = spread_words(bytes);
-    if (how == NIBBLES_INTEGER) {
-        s.less = _mm512_srai_epi16(_mm512_slli_epi16(word, 8), 8);
-    } else if (how == NIBBLES_PRODUCT) { /* 15 less the exponent field, in its place in bf16 */
-        s.less = _mm512_andnot_si512(_mm512_slli_epi16(word, 4), _mm512_set1_epi16(15 << 7));
-        s.mantissa = _mm512_slli_epi16(spread_bytes(bytes), 4);
-    } else {
-        s.less = _mm512_slli_epi16(_mm512_sub_epi16(_mm512_set1_epi16(127 + POWERS), word), 7);
-    }
-    return s;
+    if (how == NIBBLES_PRODUCT) return _mm512_slli_epi16(spread_bytes(bytes), 4);
+    return _mm512_srai_epi16(_mm512_slli_epi16(spread_words(bytes), 8), 8);
+}
+
+/* The exponent fields of 16 scale bytes in their place in fp32: of e8m0 the byte, of e4m3 its bits 3-6.
+ * ONE is that of a scale between 1 and 2. */
+DSPARK__INLINE __m512i load_powers(const uint8_t *row, size_t v, way how)
+{
+    __m512i byte = load_scale_bytes(row, v);
+    if (how != NIBBLES_PRODUCT) return _mm512_slli_epi32(byte, 23);
+    return _mm512_and_si512(_mm512_slli_epi32(byte, 20), _mm512_set1_epi32(15 << 23));
+}
+
+DSPARK__INLINE __m512i power_of_one(way how)
+{
+    return _mm512_set1_epi32((how == NIBBLES_PRODUCT ? 7 : 127) << 23);
+}
+
+/* What takes accumulators from under `from` to under `to`. */
+DSPARK__INLINE __m512 power_between(__m512i from, __m512i to)
+{
+    return _mm512_castsi512_ps(
+        _mm512_sub_epi32(_mm512_add_epi32(from, _mm512_set1_epi32(127 << 23)), to));
 }
 
 /* ---- expansion ------------------------------------------------------------------------------- */
 
-/* 2 pairs of k of 48 outputs: w[3 * pair + v]. near: several panels are read side by side and outrun
- * memory; fetching their codes into L1, a little ahead, is then 18 % faster than into L2 from afar. */
-DSPARK__INLINE void expand_bytes(__m512i w[6], const uint8_t *codes, const dot_tables *t,
-                                 const dot_scales *s, way how, int busy, int near)
+/* How far ahead codes are fetched, and into which cache, as measured on Zen 4 with cold codes
+ * (bench/codes_bench.c). Bytes for one or two rows outrun memory, and the hardware fetches them best
+ * alone; products are slower than memory and come into L1. */
+DSPARK__INLINE void fetch_line(const uint8_t *codes, size_t n_rows, way how)
 {
-    DSPARK__UNROLL
-    for (size_t i = 0; i < 3; i++) {
-        __m512i c = _mm512_permutexvar_epi64(t->order, _mm512_load_si512(codes + 64 * i));
-        if (near) _mm_prefetch((const char *)codes + 64 * i + NEAR_AHEAD, _MM_HINT_T0);
-        else fetch_ahead(codes + 64 * i);
-        __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
-        __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
-        if (how == BYTES_WHOLE) {
-            __mmask64 upper = _mm512_movepi8_mask(c);
-            low = _mm512_mask_mov_epi8(low, upper,
-                                       _mm512_permutex2var_epi8(t->of[4], c, t->of[5]));
-            high = _mm512_mask_mov_epi8(high, upper,
-                                        _mm512_permutex2var_epi8(t->of[6], c, t->of[7]));
-        } else { /* high | c & sign */
-            high = _mm512_ternarylogic_epi32(high, c, t->mask, 0xf8);
-        }
-        w[2 * i] = _mm512_unpacklo_epi8(low, high);
-        w[2 * i + 1] = _mm512_unpackhi_epi8(low, high);
-        if (how != BYTES_POWER) continue;
-        w[2 * i] = take_off(w[2 * i], s[2 * i % 3].less, busy);
-        w[2 * i + 1] = take_off(w[2 * i + 1], s[(2 * i + 1) % 3].less, busy);
+    const char *at = (const char *)codes;
+    if (is_bytes(how) && n_rows > 2) _mm_prefetch(at + 8192, _MM_HINT_T1);
+    if (how == NIBBLES_PRODUCT) _mm_prefetch(at + 4096, _MM_HINT_T0);
+    else if (!is_bytes(how)) _mm_prefetch(at + 4096, _MM_HINT_T1);
+}
+
+/* Two vectors of weights out of 64 bytes: w[0] is vector 2 * i of the six that 2 pairs of k are. */
+DSPARK__INLINE void expand_bytes(__m512i w[2], const uint8_t *codes, const dot_tables *t, way how)
+{
+    __m512i c = _mm512_permutexvar_epi64(t->order, _mm512_load_si512(codes));
+    __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
+    __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
+    if (how == BYTES_WHOLE) {
+        __mmask64 upper = _mm512_movepi8_mask(c);
+        low = _mm512_mask_mov_epi8(low, upper, _mm512_permutex2var_epi8(t->of[4], c, t->of[5]));
+        high = _mm512_mask_mov_epi8(high, upper, _mm512_permutex2var_epi8(t->of[6], c, t->of[7]));
+    } else { /* high | c & sign */
+        high = _mm512_ternarylogic_epi32(high, c, t->mask, 0xf8);
     }
+    w[0] = _mm512_unpacklo_epi8(low, high);
+    w[1] = _mm512_unpackhi_epi8(low, high);
 }
 
 /* 4 pairs of k of 16 outputs, which 64 bytes hold: bytes are looked up, the two halves of 64 products
  * apart. Even bytes hold pairs 0 and 1, odd ones 2 and 3. */
 DSPARK__INLINE void expand_products(__m512i w[GROUP_PAIRS], const uint8_t *codes,
-                                    const dot_tables *t, const dot_scales *s)
+                                    const dot_tables *t, dot_scales mantissa)
 {
     __m512i raw = _mm512_shuffle_epi8(_mm512_load_si512(codes), t->order);
-    fetch_ahead(codes);
     DSPARK__UNROLL
     for (size_t j = 0; j < 2; j++) {
         __m512i c = j ? _mm512_srli_epi16(raw, 4) : raw;
-        c = _mm512_ternarylogic_epi32(t->mask, c, s->mantissa, 0xca); /* mask ? c : mantissa */
+        c = _mm512_ternarylogic_epi32(t->mask, c, mantissa, 0xca); /* mask ? c : mantissa */
         __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
         __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
-        w[j] = _mm512_subs_epi16(_mm512_unpacklo_epi8(low, high), s->less);
-        w[j + 2] = _mm512_subs_epi16(_mm512_unpackhi_epi8(low, high), s->less);
-    }
-}
-
-DSPARK__INLINE void expand_words(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
-                                 const dot_scales *s, way how, int busy)
-{
-    __m512i raw = _mm512_load_si512(codes);
-    fetch_ahead(codes);
-    DSPARK__UNROLL
-    for (size_t j = 0; j < GROUP_PAIRS; j++) {
-        w[j] = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), t->of[0]);
-        if (how == NIBBLES_POWER) w[j] = take_off(w[j], s->less, busy);
-        if (how == NIBBLES_INTEGER)
-            w[j] = _mm512_permutexvar_epi16(_mm512_sub_epi16(w[j], s->less), t->of[1]);
+        w[j] = _mm512_unpacklo_epi8(low, high);
+        w[j + 2] = _mm512_unpackhi_epi8(low, high);
     }
 }
 
 DSPARK__INLINE void expand_line(__m512i w[GROUP_PAIRS], const uint8_t *codes, const dot_tables *t,
-                                const dot_scales *s, way how, int busy)
+                                dot_scales scales, way how)
 {
-    if (how == NIBBLES_PRODUCT) expand_products(w, codes, t, s);
-    else expand_words(w, codes, t, s, how, busy);
+    if (how == NIBBLES_PRODUCT) {
+        expand_products(w, codes, t, scales);
+        return;
+    }
+    __m512i raw = _mm512_load_si512(codes);
+    DSPARK__UNROLL
+    for (size_t j = 0; j < GROUP_PAIRS; j++) {
+        w[j] = _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4 * (unsigned)j), t->of[0]);
+        if (how == NIBBLES_INTEGER)
+            w[j] = _mm512_permutexvar_epi16(_mm512_sub_epi16(w[j], scales), t->of[1]);
+    }
 }
 
 /* ---- x --------------------------------------------------------------------------------------- */
 
-/* Is every element of n_rows rows zero or large enough (TAME_BITS)? */
+/* Is every element of n_rows rows zero or within 2^-TAME_LOW .. 2^TAME_HIGH, and k small enough? */
 static int is_tame(const unsigned char *x, size_t x_stride, size_t n_rows, size_t k)
 {
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff), one = _mm512_set1_epi16(1);
-    const __m512i bound = _mm512_set1_epi16(TAME_BITS - 1);
-    __mmask32 small = 0;
-    for (size_t i = 0; i < n_rows && small == 0; i++, x += x_stride) {
+    const short low = (127 - TAME_LOW) << 7, high = (127 + TAME_HIGH) << 7;
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), least = _mm512_set1_epi16(low);
+    const __m512i range = _mm512_set1_epi16(high - low);
+    __mmask32 wild = k > (size_t)1 << TAME_K;
+    for (size_t i = 0; i < n_rows && wild == 0; i++, x += x_stride) {
         for (size_t j = 0; j < k; j += 32) {
             __mmask32 m = k - j >= 32 ? 0xffffffffu : (1u << (k - j)) - 1;
             __m512i u = _mm512_and_si512(_mm512_maskz_loadu_epi16(m, x + 2 * j), magnitude);
-            small |= _mm512_cmplt_epu16_mask(_mm512_sub_epi16(u, one), bound); /* 0 is not small */
+            wild |= _mm512_mask_cmpgt_epu16_mask(_mm512_test_epi16_mask(u, u),
+                                                 _mm512_sub_epi16(u, least), range);
         }
     }
-    return small == 0;
+    return wild == 0;
 }
 
 #endif
