@@ -42,7 +42,7 @@ typedef struct job {
     const bench_args *args;
     dspark_model *models[BENCH_MAX_FORMATS]; /* one without formats */
     size_t n_models;
-    uint64_t kv_bytes[BENCH_MAX_FORMATS];
+    bench_sizes sizes[BENCH_MAX_FORMATS];
     lane lanes[MAX_LANES];
     size_t n_lanes;
     dspark_context *maker;   /* of the states, from the first model */
@@ -57,13 +57,23 @@ typedef struct job {
 
 /* ---- the contenders ---- */
 
-static double stage_weight_bytes(const dspark_config *c, int stage)
+static double stage_weights(const dspark_config *c, int stage)
 {
     double rows = 0; /* of hidden_size weights */
     if (stage >= STATES) rows += (double)c->n_taps * c->tap_width;
     if (stage != STATES) rows += (double)c->n_layers * (c->kv_lora_rank + c->qk_rope_head_dim);
     if (stage == DSPARK_PATH_FULL || stage == WHOLE_FULL) rows += (double)c->n_layers * c->q_lora_rank;
-    return rows * c->hidden_size * 2;
+    return rows * c->hidden_size;
+}
+
+/* As they lie in memory, in whatever format. */
+static double stage_weight_bytes(const bench_sizes *s, int stage)
+{
+    uint64_t bytes = 0;
+    if (stage >= STATES) bytes += s->context_proj;
+    if (stage != STATES) bytes += s->context_kv;
+    if (stage == DSPARK_PATH_FULL || stage == WHOLE_FULL) bytes += s->q_a;
+    return (double)bytes;
 }
 
 static int begins_at_states(int stage)
@@ -90,12 +100,10 @@ static dspark_status open_models(job *j, dspark_error *err)
     if (!a->n_formats && (!a->path_given || a->path == DSPARK_PATH_FULL)) opts.parts |= DSPARK_PART_Q_A;
     opts.n_threads = bench_most_threads(a);
     for (i = 0; st == DSPARK_OK && i < n; i++) {
-        bench_sizes sizes;
-        st = bench_open_format(j->report, &j->models[i], &sizes, source,
+        st = bench_open_format(j->report, &j->models[i], &j->sizes[i], source,
                                a->n_formats ? a->formats[i] : DSPARK_FORMAT_NONE, &opts, err);
         if (st != DSPARK_OK) break;
         j->n_models = i + 1;
-        j->kv_bytes[i] = sizes.context_kv;
     }
     bench_remove_directory(j->report); /* the models hold what they need */
     return st;
@@ -108,10 +116,10 @@ static void list_lanes(job *j)
     size_t i;
     for (i = 0; i < a->n_formats; i++)
         j->lanes[j->n_lanes++] = (lane){.stage = DSPARK_PATH_ONEPASS, .format = a->formats[i],
-                                        .weight_bytes = (double)j->kv_bytes[i]};
+                                        .weight_bytes = stage_weight_bytes(&j->sizes[i], DSPARK_PATH_ONEPASS)};
     for (s = 0; !a->n_formats && s < N_STAGES; s++)
         if (wanted(a, s))
-            j->lanes[j->n_lanes++] = (lane){.stage = s, .weight_bytes = stage_weight_bytes(&j->report->config, s)};
+            j->lanes[j->n_lanes++] = (lane){.stage = s, .weight_bytes = stage_weight_bytes(&j->sizes[0], s)};
 }
 
 static dspark_status make_buffers(job *j, dspark_error *err)
@@ -208,7 +216,7 @@ static void fill_work(const job *j, const lane *l, uint64_t n, bench_row *row)
     double entries = c->n_layers * ((double)c->kv_lora_rank + c->qk_rope_head_dim);
     double in = l->stage >= STATES ? (double)c->n_taps * c->tap_width : h;
     double out = l->stage == STATES ? h : entries;
-    row->flops = tokens * stage_weight_bytes(c, l->stage); /* two bytes and two flops a weight */
+    row->flops = 2 * tokens * stage_weights(c, l->stage);
     row->bytes = l->weight_bytes + tokens * (in + out) * 2;
 }
 

@@ -383,6 +383,7 @@ static void check_formats(const json_t *doc, const char *const *formats, size_t 
 
 static void test_formats(void **state)
 {
+    double dense;
     static const char *const three[] = {"fp8-channel", "bf16", "mxfp8"};
     static const char *const two[] = {"fp8-channel", "mxfp8"};
 #define OPTIONS "--tokens 2 --repeat 3 --buffer 1M --threads 2"
@@ -414,6 +415,12 @@ static void test_formats(void **state)
     assert_has(r.err, "missing");
     r = run_cli("quantize tiny tiny-int8 --format int8");
     assert_int_equal(r.code, 0);
+    doc = report("tiny --path onepass --no-states " OPTIONS, 1); /* a checkpoint counts the bytes that it has */
+    dense = number_in(json_array_get(rows_of(doc, 0), 0), "bytes");
+    json_decref(doc);
+    doc = report("tiny-int8 --path onepass --no-states " OPTIONS, 1);
+    assert_true(number_in(json_array_get(rows_of(doc, 0), 0), "bytes") < 0.75 * dense);
+    json_decref(doc);
     doc = report("tiny-int8 --formats fp8-channel,bf16,mxfp8 " OPTIONS, 1); /* bf16 is the way back */
     check_formats(doc, three, 3, 1);
     json_decref(doc);
