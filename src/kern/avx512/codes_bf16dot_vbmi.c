@@ -515,11 +515,11 @@ void dspark__kern_avx512bf16vbmi(dspark__kern *k)
 {
     k->dot_codes = dot_codes_vbmi;
     k->dot_rows[0][DSPARK__CODE_PLAIN] = 64;
-    k->dot_rows[0][DSPARK__CODE_E4M3] = 12;
+    k->dot_rows[0][DSPARK__CODE_E4M3] = 8;
     k->dot_rows[0][DSPARK__CODE_E8M0] = 16;
-    k->dot_rows[0][DSPARK__CODE_OFFSET] = 16;
-    k->dot_rows[1][DSPARK__CODE_PLAIN] = 32;
-    k->dot_rows[1][DSPARK__CODE_E8M0] = 8;
+    k->dot_rows[0][DSPARK__CODE_OFFSET] = 32;
+    k->dot_rows[1][DSPARK__CODE_PLAIN] = 64;
+    k->dot_rows[1][DSPARK__CODE_E8M0] = 16;
 }
 
 #endif
