@@ -244,6 +244,7 @@ static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint3
         g->first = g->last = 1;
         g->out = out;
         g->n_out = n_out;
+        name_next(g, next, k);
         kern->gemm_bf16(g);
         return;
     }

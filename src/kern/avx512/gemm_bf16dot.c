@@ -4,29 +4,35 @@
 #include "kern/avx512/bits.h"
 
 /* A tile is up to 8 rows x 48 outputs: 24 accumulators, 3 weights and a broadcast fit 32 registers
- * and run at the register-only peak from L2. All tiles take turns on a block of a panel, so that its
- * weights come from memory once.
+ * and run at the register-only peak from L2; 9 rows still fit, by one register. All tiles take turns on
+ * a block of a panel, so that its weights come from memory once.
  *
  * Who fetches them, as measured on Zen 4 (bench/kern_bench.c):
  *
  *   up to 6 rows   One tile, one stream over all of k: it outruns memory, and the hardware prefetcher
  *                  alone does best. Software prefetches fill the few miss buffers of L1; several
  *                  streams at once, or pauses in one, make the hardware lose the thread.
- *   7 and 8        About as fast as memory. Renamed registers are used up within 5 pairs, too soon to
- *                  hide a miss; fetching all lines into L2 AHEAD bytes early gives 20%.
- *   9 to 16        Two tiles. While they work on a short block, its successor comes into L2, evenly: two
+ *   7 to 9         About as fast as memory. Renamed registers are used up within 5 pairs, too soon to
+ *                  hide a miss, so lines are fetched into L2. A prefetch that finds no miss buffer is
+ *                  dropped, and the hole it leaves costs more than the line, as the hardware goes by
+ *                  sequences. So every line is asked for CHANCES times, GAP pairs apart: 8 to 12% faster
+ *                  than once on one thread, 3 to 5% on two.
+ *   10 to 16       Two tiles. While they work on a short block, its successor comes into L2, evenly: two
  *                  lines per pair in the first, one in the second. Without it the second tile leaves
  *                  memory idle (35% slower); into L1 it loses as much.
  *   more           The first three tiles fetch a line per pair each: that is the next block. */
 enum {
     ROWS = 8,
+    LONE_ROWS = 9,
     VECTORS = 3,
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
+    PAIR_WEIGHTS = 2 * DSPARK__PANEL,
     BLOCK_TWO = 128,   /* pairs of a block for two tiles: 24 KB */
     BLOCK_MORE = 448,  /* and for more: 84 KB, which fit L2 twice beside much of x */
-    AHEAD = 8192,
     AHEAD_ROWS = 7,    /* the fewest rows of a lone tile that fetches ahead */
+    CHANCES = 3,
+    GAP = 42,          /* pairs: 8 KB */
     LINE = 64
 };
 
@@ -38,37 +44,88 @@ DSPARK__INLINE __m512bh broadcast_pair(const unsigned char *x)
     return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-/* One tile; n_rows and n_lines (cache lines to prefetch per pair) are constants in each copy. */
-DSPARK__INLINE void multiply(float *acc, const unsigned char *x, size_t x_stride,
-                             const uint16_t *w, size_t n_pairs, size_t n_rows,
-                             const char *fetch, size_t n_lines)
+typedef __m512 tile_sums[LONE_ROWS][VECTORS];
+
+DSPARK__INLINE void load_sums(tile_sums sum, const float *acc, size_t n_rows)
 {
-    __m512 sum[ROWS][VECTORS];
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < VECTORS; v++)
             sum[i][v] = _mm512_load_ps(acc + i * DSPARK__PANEL + 16 * v);
-    for (size_t pair = 0; pair < n_pairs; pair++, w += 2 * DSPARK__PANEL, x += PAIR_BYTES) {
-        DSPARK__UNROLL
-        for (size_t line = 0; line < n_lines; line++, fetch += LINE)
-            _mm_prefetch(fetch, _MM_HINT_T1);
-        __m512bh part[VECTORS];
-        DSPARK__UNROLL
-        for (size_t v = 0; v < VECTORS; v++) part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
-        DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++) {
-            __m512bh two = broadcast_pair(x + i * x_stride);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < VECTORS; v++)
-                sum[i][v] = _mm512_dpbf16_ps(sum[i][v], part[v], two);
-        }
-    }
+}
+
+DSPARK__INLINE void store_sums(float *acc, tile_sums sum, size_t n_rows)
+{
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < VECTORS; v++)
             _mm512_store_ps(acc + i * DSPARK__PANEL + 16 * v, sum[i][v]);
+}
+
+/* One pair of every row. */
+DSPARK__INLINE void add_pair(tile_sums sum, const unsigned char *x, size_t x_stride, const uint16_t *w,
+                             size_t n_rows)
+{
+    const unsigned char *from[3] = {x, x + 4 * x_stride, x + 8 * x_stride}; /* few address registers */
+    __m512bh part[VECTORS];
+    DSPARK__UNROLL
+    for (size_t v = 0; v < VECTORS; v++) part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
+    DSPARK__UNROLL
+    for (size_t i = 0; i < n_rows; i++) {
+        __m512bh two = broadcast_pair(from[i / 4] + i % 4 * x_stride);
+        DSPARK__UNROLL
+        for (size_t v = 0; v < VECTORS; v++) sum[i][v] = _mm512_dpbf16_ps(sum[i][v], part[v], two);
+    }
+}
+
+/* One tile; n_rows and n_lines (cache lines to prefetch per pair) are constants in each copy. */
+DSPARK__INLINE void multiply(float *acc, const unsigned char *x, size_t x_stride,
+                             const uint16_t *w, size_t n_pairs, size_t n_rows,
+                             const char *fetch, size_t n_lines)
+{
+    tile_sums sum;
+    load_sums(sum, acc, n_rows);
+    for (size_t pair = 0; pair < n_pairs; pair++, w += PAIR_WEIGHTS, x += PAIR_BYTES) {
+        DSPARK__UNROLL
+        for (size_t line = 0; line < n_lines; line++, fetch += LINE)
+            _mm_prefetch(fetch, _MM_HINT_T1);
+        add_pair(sum, x, x_stride, w, n_rows);
+    }
+    store_sums(acc, sum, n_rows);
+}
+
+/* A lone tile over a whole panel. Where the panel ends, fetching goes on with `next`; without one it
+ * asks for lines that are here. */
+DSPARK__INLINE void multiply_ahead(float *acc, const unsigned char *x, size_t x_stride,
+                                   const uint16_t *w, size_t n_pairs, size_t n_rows,
+                                   const uint16_t *next)
+{
+    tile_sums sum;
+    load_sums(sum, acc, n_rows);
+    for (size_t pair = 0, end; pair < n_pairs;) {
+        const uint16_t *fetch[CHANCES];
+        end = n_pairs;
+        DSPARK__UNROLL
+        for (size_t c = 0; c < CHANCES; c++) {
+            size_t ahead = (c + 1) * GAP;
+            if (pair + ahead < n_pairs) {
+                fetch[c] = w + ahead * PAIR_WEIGHTS;
+                end = end < n_pairs - ahead ? end : n_pairs - ahead;
+            } else {
+                fetch[c] = next ? next + (pair + ahead - n_pairs) * PAIR_WEIGHTS : w;
+            }
+        }
+        for (; pair < end; pair++, w += PAIR_WEIGHTS, x += PAIR_BYTES) {
+            DSPARK__UNROLL
+            for (size_t c = CHANCES; c-- > 0; fetch[c] += PAIR_WEIGHTS)
+                DSPARK__UNROLL
+                for (size_t v = 0; v < VECTORS; v++) _mm_prefetch(fetch[c] + 32 * v, _MM_HINT_T1);
+            add_pair(sum, x, x_stride, w, n_rows);
+        }
+    }
+    store_sums(acc, sum, n_rows);
 }
 
 DSPARK__NOINLINE void multiply_rows(float *acc, const unsigned char *x, size_t x_stride,
@@ -86,13 +143,16 @@ DSPARK__NOINLINE void multiply_rows(float *acc, const unsigned char *x, size_t x
     }
 }
 
-/* A lone tile of 7 or 8 rows. */
+/* A lone tile of 7 to 9 rows. */
 DSPARK__NOINLINE void multiply_rows_ahead(float *acc, const unsigned char *x, size_t x_stride,
-                                          const uint16_t *w, size_t n_pairs, size_t n_rows)
+                                          const uint16_t *w, size_t n_pairs, size_t n_rows,
+                                          const uint16_t *next)
 {
-    const char *ahead = (const char *)w + AHEAD;
-    if (n_rows == 7) multiply(acc, x, x_stride, w, n_pairs, 7, ahead, VECTORS);
-    else multiply(acc, x, x_stride, w, n_pairs, 8, ahead, VECTORS);
+    switch (n_rows) {
+    case 7: multiply_ahead(acc, x, x_stride, w, n_pairs, 7, next); break;
+    case 8: multiply_ahead(acc, x, x_stride, w, n_pairs, 8, next); break;
+    default: multiply_ahead(acc, x, x_stride, w, n_pairs, 9, next); break;
+    }
 }
 
 /* One of several tiles: they have 4 to 8 rows, a first one of two at least 5. */
@@ -146,12 +206,12 @@ static void run_tile(float *acc, const unsigned char *x, size_t x_stride, const 
  * the caller has named. */
 static fetch_queue next_block(const dspark__gemm_bf16 *g, size_t p, size_t pair, size_t block)
 {
-    const size_t pair_bytes = 2 * DSPARK__PANEL * sizeof(uint16_t), n_pairs = g->k / 2;
+    const size_t pair_bytes = PAIR_WEIGHTS * sizeof(uint16_t), n_pairs = g->k / 2;
     const uint16_t *panel = g->panels + p * g->panel_stride;
     fetch_queue q = {g->prefetch, g->prefetch ? g->prefetch_bytes : 0};
     if (pair + block < n_pairs) {
         size_t left = n_pairs - pair - block;
-        q.next = (const char *)(panel + (pair + block) * 2 * DSPARK__PANEL);
+        q.next = (const char *)(panel + (pair + block) * PAIR_WEIGHTS);
         q.n_bytes = (left < block ? left : block) * pair_bytes;
     } else if (p + 1 < g->n_panels) {
         q.next = (const char *)(panel + g->panel_stride);
@@ -166,9 +226,13 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
     const size_t n_pairs = g->k / 2, x_stride = g->x_stride;
     const unsigned char *x = (const unsigned char *)g->x + row * x_stride;
     const uint16_t *w = g->panels + p * g->panel_stride;
-    if (n_rows <= ROWS) {
-        if (n_rows < AHEAD_ROWS || row > 0) multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
-        else multiply_rows_ahead(acc, x, x_stride, w, n_pairs, n_rows);
+    if (n_rows < AHEAD_ROWS || (n_rows <= ROWS && row > 0)) {
+        multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
+        return;
+    }
+    if (n_rows <= LONE_ROWS && row == 0) {
+        multiply_rows_ahead(acc, x, x_stride, w, n_pairs, n_rows,
+                            p + 1 < g->n_panels ? w + g->panel_stride : g->prefetch);
         return;
     }
     const size_t block = n_rows <= GROUP ? BLOCK_TWO : BLOCK_MORE;
@@ -179,7 +243,7 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
         for (size_t i = 0, tile; i < n_rows; i += tile) {
             tile = tile_rows(n_rows - i, ROWS); /* equal ones: 9 rows are 5 + 4, not 8 + 1 */
             run_tile(acc + i * DSPARK__PANEL, x + i * x_stride + pair * PAIR_BYTES, x_stride,
-                     w + pair * 2 * DSPARK__PANEL, n, tile, i == 0 && n_rows <= GROUP ? 2 : 1,
+                     w + pair * PAIR_WEIGHTS, n, tile, i == 0 && n_rows <= GROUP ? 2 : 1,
                      &queue);
         }
     }
