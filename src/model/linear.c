@@ -7,8 +7,11 @@
 
 /* Panels of a unit: each piece of x is read once for all of them. */
 #define UNIT_PANELS 3u
-/* The last units are of one panel, this many for each thread, so that threads finish together. */
-#define SMALL_UNITS 6u
+/* So that threads finish together, the last units are small: of one panel, this many for each thread,
+ * and then parts of the rows of one panel for each thread. */
+#define SMALL_UNITS 5u
+#define MAX_PARTS 4u
+#define PART_ROWS 8u /* the fewest */
 #define MAX_TILES (DSPARK__HEARD_ROWS / DSPARK__TILE_ROWS)
 
 typedef struct job {
@@ -17,13 +20,15 @@ typedef struct job {
     const dspark__linear_listener *listener;
     uint32_t n_linears;
     size_t n_rows, tile_rows, n_tiles;
+    size_t part_rows, n_parts; /* of a tile */
     size_t n_large;      /* panels, over all linears, that come in units of UNIT_PANELS */
+    size_t n_small;      /* the next panels, a unit each; those that are left come in parts */
     size_t n_units;
     size_t n_early;      /* units that are taken before the one at hand is finished */
     unsigned char *scratch;
     size_t scratch_bytes;
     atomic_size_t next;
-    atomic_uint *left;   /* [n_linears][n_tiles] panels that are missing; NULL without a listener */
+    atomic_uint *left;   /* [n_linears][n_tiles][n_parts] panels that are missing; NULL without a listener */
 } job;
 
 typedef struct unit {
@@ -36,10 +41,9 @@ static uint32_t count_panels(const dspark__linear *l)
     return l->ml->shards[l->shard].n_panels;
 }
 
-/* Of n panels of which n_large are left for large units: how many go that way. */
-static uint32_t large_part(uint32_t n, size_t n_large)
+static size_t least(size_t a, size_t b)
 {
-    return n < n_large ? n : (uint32_t)n_large;
+    return a < b ? a : b;
 }
 
 static size_t ceil_div(size_t a, size_t b)
@@ -47,28 +51,51 @@ static size_t ceil_div(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
+/* How the panels of a linear come. n_large, n_small: what is left of the job's, counted down. */
+typedef struct shares {
+    size_t large, small, parted;
+    size_t n_units; /* for each tile of rows */
+} shares;
+
+static shares share_panels(const job *j, uint32_t linear, size_t *n_large, size_t *n_small)
+{
+    const size_t n = count_panels(&j->linears[linear]);
+    shares s = {.large = least(n, *n_large)};
+    s.small = least(n - s.large, *n_small);
+    s.parted = n - s.large - s.small;
+    s.n_units = ceil_div(s.large, UNIT_PANELS) + s.small + s.parted * j->n_parts;
+    *n_large -= s.large;
+    *n_small -= s.small;
+    return s;
+}
+
+/* Rows [row, row + n) as far as they exist, which the last part of the last tile may not do. */
+static size_t clip_rows(const job *j, size_t row, size_t n)
+{
+    return row < j->n_rows ? least(n, j->n_rows - row) : 0;
+}
+
 /* Unit i. Tiles of rows are the inner index: neighbours read the same weights. */
 static unit find_unit(const job *j, size_t i)
 {
-    unit u = {.row = i % j->n_tiles * j->tile_rows};
-    size_t at = i / j->n_tiles, n_large = j->n_large;
-    u.n_rows = j->n_rows - u.row < j->tile_rows ? j->n_rows - u.row : j->tile_rows;
-    for (;; u.linear++) {
-        uint32_t n = count_panels(&j->linears[u.linear]), large = large_part(n, n_large);
-        size_t n_groups = ceil_div(large, UNIT_PANELS), n_here = n_groups + (n - large);
-        n_large -= large;
-        if (at >= n_here) {
-            at -= n_here;
-        } else if (at < n_groups) {
-            u.panel = (uint32_t)at * UNIT_PANELS;
-            u.n_panels = large - u.panel < UNIT_PANELS ? large - u.panel : UNIT_PANELS;
-            return u;
-        } else {
-            u.panel = large + (uint32_t)(at - n_groups);
-            u.n_panels = 1;
-            return u;
-        }
+    const size_t tile_row = i % j->n_tiles * j->tile_rows;
+    size_t at = i / j->n_tiles, n_large = j->n_large, n_small = j->n_small, n_groups;
+    unit u = {.n_panels = 1, .row = tile_row, .n_rows = clip_rows(j, tile_row, j->tile_rows)};
+    shares s = share_panels(j, 0, &n_large, &n_small);
+    for (; at >= s.n_units; s = share_panels(j, ++u.linear, &n_large, &n_small)) at -= s.n_units;
+    n_groups = ceil_div(s.large, UNIT_PANELS);
+    if (at < n_groups) {
+        u.panel = (uint32_t)at * UNIT_PANELS;
+        u.n_panels = (uint32_t)least(s.large - u.panel, UNIT_PANELS);
+    } else if (at < n_groups + s.small) {
+        u.panel = (uint32_t)(s.large + at - n_groups);
+    } else {
+        size_t part = at - n_groups - s.small;
+        u.panel = (uint32_t)(s.large + s.small + part / j->n_parts);
+        u.row += part % j->n_parts * j->part_rows;
+        u.n_rows = clip_rows(j, u.row, j->part_rows);
     }
+    return u;
 }
 
 static const void *first_weights(const job *j, const unit *u)
@@ -87,9 +114,13 @@ static void run_unit(const job *j, const unit *u, size_t worker, const void *nex
         j->scratch + worker * j->scratch_bytes,
         l->out + u->row * l->out_stride + (size_t)u->panel * DSPARK__PANEL, l->out_stride, next);
     if (!j->left) return;
-    size_t tile = u->linear * j->n_tiles + u->row / j->tile_rows;
-    if (atomic_fetch_sub(&j->left[tile], u->n_panels) == u->n_panels)
-        j->listener->finished(j->listener->user, u->linear, u->row, u->n_rows);
+    const size_t parts_before = u->linear * j->n_tiles * j->n_parts;
+    for (size_t row = u->row, n; row < u->row + u->n_rows; row += n) {
+        size_t part = row / j->tile_rows * j->n_parts + row % j->tile_rows / j->part_rows;
+        n = clip_rows(j, row, j->part_rows);
+        if (atomic_fetch_sub(&j->left[parts_before + part], u->n_panels) == u->n_panels)
+            j->listener->finished(j->listener->user, u->linear, row, n);
+    }
 }
 
 static size_t take_unit(job *j)
@@ -121,27 +152,45 @@ static size_t choose_tile(size_t n_rows)
     return ceil_div(ceil_div(n_rows, ceil_div(n_rows, DSPARK__TILE_ROWS)), 8) * 8;
 }
 
-static void run(job *j, dspark__threads *threads)
+/* Tiles, and the equal parts that the last ones come in: one thread needs none. */
+static void cut_rows(job *j, size_t n_threads)
 {
-    size_t n_threads = dspark__threads_count(threads), n_panels = 0, n_small, n_large;
-    double work = 0;
-    if (j->n_rows == 0) return;
+    size_t most = least(j->n_rows / PART_ROWS, MAX_PARTS);
     j->tile_rows = choose_tile(j->n_rows);
     j->n_tiles = ceil_div(j->n_rows, j->tile_rows);
+    j->n_parts = n_threads > 1 && most > 1 ? least(j->tile_rows / PART_ROWS, most) : 1;
+    while (j->tile_rows % j->n_parts) j->n_parts--;
+    j->part_rows = j->tile_rows / j->n_parts;
+}
+
+static void cut_panels(job *j, size_t n_threads)
+{
+    size_t n_panels = 0, n_parted = 0, n_large, n_small;
+    for (uint32_t i = 0; i < j->n_linears; i++) n_panels += count_panels(&j->linears[i]);
+    if (n_threads > 1) {
+        n_parted = j->n_parts > 1 ? least(ceil_div(n_threads, j->n_tiles), n_panels) : 0;
+        j->n_small = least(ceil_div(SMALL_UNITS * n_threads, j->n_tiles), n_panels - n_parted);
+    }
+    j->n_large = n_large = n_panels - n_parted - j->n_small;
+    n_small = j->n_small;
+    for (uint32_t i = 0; i < j->n_linears; i++)
+        j->n_units += share_panels(j, i, &n_large, &n_small).n_units * j->n_tiles;
+    j->n_early = j->n_units > 2 * n_threads ? j->n_units - 2 * n_threads : 0;
+}
+
+static void run(job *j, dspark__threads *threads)
+{
+    size_t n_threads = dspark__threads_count(threads);
+    double work = 0;
+    if (j->n_rows == 0) return;
+    cut_rows(j, n_threads);
+    cut_panels(j, n_threads);
     for (uint32_t i = 0; i < j->n_linears; i++) {
         const dspark__linear *l = &j->linears[i];
-        n_panels += count_panels(l);
+        const size_t n = j->n_tiles * j->n_parts;
         work += (double)j->n_rows * l->ml->shards[l->shard].rows * l->ml->k;
+        for (size_t t = 0; j->left && t < n; t++) atomic_init(&j->left[i * n + t], count_panels(l));
     }
-    n_small = n_threads > 1 ? ceil_div(SMALL_UNITS * n_threads, j->n_tiles) : 0;
-    j->n_large = n_large = n_panels > n_small ? n_panels - n_small : 0;
-    for (uint32_t i = 0; i < j->n_linears; i++) {
-        uint32_t n = count_panels(&j->linears[i]), large = large_part(n, n_large);
-        n_large -= large;
-        j->n_units += (ceil_div(large, UNIT_PANELS) + (n - large)) * j->n_tiles;
-        for (size_t t = 0; j->left && t < j->n_tiles; t++) atomic_init(&j->left[i * j->n_tiles + t], n);
-    }
-    j->n_early = j->n_units > 2 * n_threads ? j->n_units - 2 * n_threads : 0;
     atomic_init(&j->next, 0);
     dspark__threads_run(threads, run_task, j, dspark__threads_worth(threads, j->n_units, work));
 }
@@ -160,7 +209,7 @@ void dspark__linears_run_heard(dspark__threads *threads, const dspark__kern *ker
                                void *scratch, size_t scratch_bytes,
                                const dspark__linear_listener *listener)
 {
-    atomic_uint left[DSPARK__MAX_LINEARS * MAX_TILES];
+    atomic_uint left[DSPARK__MAX_LINEARS * MAX_TILES * MAX_PARTS];
     job j = {.kern = kern, .linears = linears, .listener = listener, .n_linears = n_linears,
              .n_rows = n_rows, .scratch = scratch, .scratch_bytes = scratch_bytes, .left = left};
     run(&j, threads);
