@@ -3,6 +3,7 @@
 #include <float.h>
 #include <stdatomic.h>
 
+#include "kern/attr.h"
 #include "model/context.h"
 #include "model/linear.h"
 
@@ -191,13 +192,40 @@ static void finish_insert(insert_job *job, size_t *n_written, dspark__bad *bad)
     if (mine.row < bad->row || (mine.row == bad->row && mine.layer < bad->layer)) *bad = mine;
 }
 
+/* Rows before their turn that are fetched: entries are written somewhere in memory, and while stores wait
+ * for their lines the next row's wait behind them. */
+#define INSERT_AHEAD 2u
+
+/* Always inlined: a function of its own that does nothing but this has no effect for the compiler, which
+ * drops the call. */
+DSPARK__INLINE void fetch_bytes(const void *at, size_t n)
+{
+#if defined(__GNUC__)
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch((const char *)at + i);
+#else
+    (void)at;
+    (void)n;
+#endif
+}
+
 /* The one pass: whoever finishes a tile of rows of a layer writes its entries while they are warm. */
 static void insert_tile(void *user, uint32_t a, size_t row, size_t n)
 {
     insert_job *job = user;
+    const dspark__cache_map *cache = job->chunk->cache;
+    const uint32_t layer = job->chunk->active[a];
+    const size_t first = job->row0 + row;
     uint16_t *entries = job->entries + (a * job->n_rows + row) * job->stride;
-    for (size_t i = 0; i < n; i++)
-        insert_row(job, job->chunk->active[a], job->row0 + row + i, entries + i * job->stride);
+    for (size_t i = 0; i < n + INSERT_AHEAD; i++) {
+        int64_t slot = i < n ? dspark__batch_slot(job->chunk->batch, layer, job->chunk->row0 + first + i) : -1;
+        if (slot >= 0) {
+            fetch_bytes(entries + i * job->stride, job->stride * sizeof *entries);
+            fetch_bytes((const char *)cache->layers[layer] + dspark__cache_offset(cache, slot),
+                        cache->entry_bytes);
+        }
+        if (i >= INSERT_AHEAD)
+            insert_row(job, layer, first + i - INSERT_AHEAD, entries + (i - INSERT_AHEAD) * job->stride);
+    }
 }
 
 static void insert_onepass(insert_job *job, size_t *n_written, dspark__bad *bad)
