@@ -191,8 +191,14 @@ static size_t count_head_units(const dspark_config *c)
     return (c->n_heads + HEADS_OF_A_UNIT - 1) / HEADS_OF_A_UNIT;
 }
 
+/* The weights that a unit of heads up to `end` goes on with after this one, or NULL. */
+static const void *next_head(const stage *s, const dspark__merged_linear *ml, size_t head, size_t end)
+{
+    return head + 1 < end ? ml->shards[s->layer * s->c->n_heads + head + 1].codes : NULL;
+}
+
 /* Queries of one head: the nope part through W_UK, the rope part rotated. */
-static void absorb_head(const stage *s, size_t head, void *scratch)
+static void absorb_head(const stage *s, size_t head, size_t end, void *scratch)
 {
     const dspark__block *b = s->b;
     const dspark_config *c = s->c;
@@ -203,8 +209,8 @@ static void absorb_head(const stage *s, size_t head, void *scratch)
     for (size_t seq = 0; seq < b->n; seq++) {
         const uint16_t *q = view(b, DSPARK__BLOCK_Q) + seq * n * q_row + head * (p + rope);
         uint16_t *query = view(b, DSPARK__BLOCK_QUERY) + (seq * c->n_heads + head) * n * width;
-        dspark__merged_linear_rows(uk, b->kern, shard, 0, uk->shards[shard].n_panels, q, q_row * 2, n,
-                                   scratch, query, width);
+        dspark__merged_linear_rows_then(uk, b->kern, shard, 0, uk->shards[shard].n_panels, q, q_row * 2, n,
+                                        scratch, query, width, next_head(s, uk, head, end));
         for (size_t i = 0; i < n; i++) {
             const float *cos = (const float *)b->views[DSPARK__BLOCK_ROPE] + (seq * n + i) * rope;
             b->kern->rope_bf16(query + i * width + latent, q + i * q_row + p, cos, cos + rope / 2,
@@ -217,11 +223,11 @@ static void absorb_task(void *arg, size_t worker)
 {
     stage *s = arg;
     for (size_t head, end; take_heads(s, &head, &end);)
-        for (; head < end; head++) absorb_head(s, head, scratch_of(s->b, worker));
+        for (; head < end; head++) absorb_head(s, head, end, scratch_of(s->b, worker));
 }
 
 /* What a head found, through W_UV. */
-static void v_up_head(const stage *s, size_t head, void *scratch)
+static void v_up_head(const stage *s, size_t head, size_t end, void *scratch)
 {
     const dspark__block *b = s->b;
     const dspark_config *c = s->c;
@@ -229,17 +235,18 @@ static void v_up_head(const stage *s, size_t head, void *scratch)
     const size_t latent = c->kv_lora_rank, v = c->v_head_dim, n = c->block_size;
     const uint32_t shard = s->layer * c->n_heads + (uint32_t)head;
     for (size_t seq = 0; seq < b->n; seq++)
-        dspark__merged_linear_rows(
+        dspark__merged_linear_rows_then(
             uv, b->kern, shard, 0, uv->shards[shard].n_panels,
             view(b, DSPARK__BLOCK_LATENT) + (seq * c->n_heads + head) * n * latent, latent * 2, n,
-            scratch, view(b, DSPARK__BLOCK_OUT) + (seq * n * c->n_heads + head) * v, c->n_heads * v);
+            scratch, view(b, DSPARK__BLOCK_OUT) + (seq * n * c->n_heads + head) * v, c->n_heads * v,
+            next_head(s, uv, head, end));
 }
 
 static void v_up_task(void *arg, size_t worker)
 {
     stage *s = arg;
     for (size_t head, end; take_heads(s, &head, &end);)
-        for (; head < end; head++) v_up_head(s, head, scratch_of(s->b, worker));
+        for (; head < end; head++) v_up_head(s, head, end, scratch_of(s->b, worker));
 }
 
 /* ---- layers ---- */
