@@ -157,6 +157,7 @@ void dspark__scale_add__avx2(float *sum, const float *acc, const float *s, size_
                              int first);
 void dspark__finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *s,
                           size_t n_rows, size_t n_out);
+void dspark__dot_codes__avx2(const dspark__dot_codes *d);
 void dspark__softmax_piece__avx2(const dspark__softmax_piece *s);
 void dspark__scale_rows__avx2(float *acc, const float *a, size_t n_panels, size_t n_rows);
 void dspark__attend_finish__avx2(uint16_t *out, size_t out_stride, const float *acc, const float *l,

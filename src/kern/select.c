@@ -37,7 +37,7 @@ static dspark_isa detect_best(void)
 {
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return DSPARK_ISA_REF;
-    if (!has(c, bit_FMA | bit_OSXSAVE | bit_AVX)) return DSPARK_ISA_REF;
+    if (!has(c, bit_FMA | bit_F16C | bit_OSXSAVE | bit_AVX)) return DSPARK_ISA_REF;
     uint32_t xcr0 = read_xcr0();
     if (!has(xcr0, XCR0_AVX)) return DSPARK_ISA_REF;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has(b, bit_AVX2)) return DSPARK_ISA_REF;

@@ -25,6 +25,7 @@ void dspark__kern_avx2(dspark__kern *k)
     k->gemm_bf16 = dspark__gemm_bf16__avx2;
     k->gemm_groups = dspark__gemm_groups__avx2;
     k->decode = dspark__decode__avx2;
+    k->dot_codes = dspark__dot_codes__avx2;
     k->scale_add = dspark__scale_add__avx2;
     k->finish = dspark__finish__avx2;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx2;
