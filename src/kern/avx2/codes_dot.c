@@ -13,13 +13,13 @@ enum {
     VECTORS = 6,
     HALF = VECTORS / 2,
     SLOTS = GROUP_K * DSPARK__PANEL, /* fp16 of a group */
-    STEP = 512,                      /* values of k whose x are widened at a time */
-    ROWS = 4,                        /* of a tile */
+    STEP = 512,                      /* values of k that are looked at together for one row, */
+    STEP_ROWS = 128,                 /* and for more */
+    TILE_ROWS = 6,
+    ROWS = 16,                       /* for which weights are expanded once */
     SIDE = 3,                        /* panels that are read side by side */
-    LEAD = 2,                        /* groups that are expanded before they are multiplied */
-    RING = 2 * LEAD,
-    PLAIN_K = 128,
-    PLAIN_ROWS = 16,                 /* of a tile by way of memory */
+    LEAD = 2,                        /* one row: groups that are expanded before they are multiplied */
+    RING = 4,
     AHEAD = 2048,                    /* bytes */
     SCALE_POWER = 32                 /* e8m0 scales 2^-32 .. 2^32, see is_tame */
 };
@@ -35,8 +35,8 @@ typedef enum form {
     NO_FORM
 } form;
 
-/* RESCALE: scales that are powers of two divide the sums, so that weights go without. */
-typedef enum scaling { NONE, RESCALE, MULTIPLY, SUBTRACT } scaling;
+/* Scales that are powers of two divide the sums, so that weights go without: NONE. */
+typedef enum scaling { NONE, MULTIPLY, SUBTRACT } scaling;
 
 typedef struct dot_job {
     const dspark__dot_codes *d;
@@ -48,14 +48,17 @@ typedef struct dot_job {
     __m256i table;    /* NIBBLES: the upper halves of 16 fp16, twice */
 } dot_job;
 
-/* What one panel's product over a few groups of k reads. */
-typedef struct span {
+/* What the product of one panel and a few groups of k reads. */
+typedef struct chunk {
     const uint8_t *codes;
-    const uint8_t *row; /* of scales, of the first group, or NULL */
-    size_t left;        /* groups under this row */
-    const float *x;     /* row i at x + i * STEP */
+    const uint16_t *w;   /* the same expanded, when there is more than one row */
+    const float *x;      /* fp32; row i at x + i * x_stride */
+    size_t x_stride;
     size_t n_groups;
-} span;
+    const float *scales; /* 48 for each run of groups: factors of the weights, or what is taken off them, or
+                          * (NONE) factors of the sums before the run; or NULL */
+    size_t left, block;  /* groups of the first run, and of the others */
+} chunk;
 
 /* ---- expansion ------------------------------------------------------------------------------- */
 
@@ -128,16 +131,7 @@ DSPARK__INLINE void expand(uint16_t *to, const uint8_t *codes, __m256i table, fo
     else expand_bytes(to, codes, f, first, end);
 }
 
-/* 8 scale bytes as what the weights are multiplied by, or what is subtracted. */
-DSPARK__INLINE __m256 load_scale(const uint8_t *bytes, form f, scaling how)
-{
-    __m128i b = _mm_loadl_epi64((const void *)bytes);
-    if (how == MULTIPLY) /* 2^-8 of it, see prepare_nibbles */
-        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(b), 7));
-    __m256i zero_point = _mm256_cvtepi8_epi32(b);
-    if (f == INTEGERS) zero_point = _mm256_add_epi32(zero_point, _mm256_set1_epi32(1024 + 128));
-    return _mm256_cvtepi32_ps(zero_point);
-}
+/* ---- scales ---------------------------------------------------------------------------------- */
 
 /* 2^(old - new) of 8 scale bytes; NULL is a scale of 1. */
 DSPARK__INLINE __m256 load_ratio(const uint8_t *old, const uint8_t *new)
@@ -149,232 +143,276 @@ DSPARK__INLINE __m256 load_ratio(const uint8_t *old, const uint8_t *new)
     return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
 }
 
+/* One row of scale bytes as chunk.scales has it; old: the row before, or NULL. */
+static void prepare_row(float *to, const dot_job *job, const uint8_t *old, const uint8_t *row)
+{
+    for (size_t i = 0; i < DSPARK__PANEL; i += 8) {
+        __m128i b = _mm_loadl_epi64((const void *)(row + i));
+        __m256 y;
+        if (job->how == NONE) {
+            y = load_ratio(old ? old + i : NULL, row + i);
+        } else if (job->how == MULTIPLY) { /* 2^-8 of it, see prepare_nibbles */
+            y = _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(b), 7));
+        } else {
+            __m256i zero_point = _mm256_cvtepi8_epi32(b);
+            if (job->form == INTEGERS)
+                zero_point = _mm256_add_epi32(zero_point, _mm256_set1_epi32(1024 + 128));
+            y = _mm256_cvtepi32_ps(zero_point);
+        }
+        _mm256_store_ps(to + i, y);
+    }
+}
+
+/* Sums under the last row of a span become true ones. */
+static void end_scales(float *acc, const uint8_t *row, size_t n_rows)
+{
+    for (size_t i = 0; i < DSPARK__PANEL; i += 8) {
+        __m256 ratio = load_ratio(row + i, NULL);
+        for (float *at = acc + i; at < acc + n_rows * DSPARK__PANEL; at += DSPARK__PANEL)
+            _mm256_store_ps(at, _mm256_mul_ps(_mm256_load_ps(at), ratio));
+    }
+}
+
 /* ---- products -------------------------------------------------------------------------------- */
 
-DSPARK__INLINE __m256 take_weights(const uint16_t *w, const __m256 *scale, scaling how)
+typedef struct sums {
+    __m256 of[TILE_ROWS][VECTORS];
+} sums;
+
+DSPARK__INLINE __m256 take_weights(const uint16_t *w, const float *scale, scaling how)
 {
     __m256 y = _mm256_cvtph_ps(_mm_load_si128((const void *)w));
-    if (how == MULTIPLY) y = _mm256_mul_ps(y, *scale);
-    if (how == SUBTRACT) y = _mm256_sub_ps(y, *scale);
+    if (how == MULTIPLY) y = _mm256_mul_ps(y, _mm256_load_ps(scale));
+    if (how == SUBTRACT) y = _mm256_sub_ps(y, _mm256_load_ps(scale));
     return y;
 }
 
-typedef struct sums {
-    __m256 of[ROWS][VECTORS];
-} sums;
-
-/* A group that is expanded meanwhile, or to == NULL. */
-typedef struct expansion {
-    uint16_t *to;
-    const uint8_t *codes;
-    __m256i table;
-} expansion;
-
-/* One group times n_rows rows, vectors first .. first + n_vectors - 1; all counts are constants. What is
- * expanded is spread over the products: they wait for different things. */
-DSPARK__INLINE void multiply_group(sums *s, const uint16_t *w, const __m256 *scales, const float *x,
-                                   size_t n_rows, size_t first, size_t n_vectors, form f, scaling how,
-                                   const expansion *next)
-{
-    DSPARK__UNROLL
-    for (size_t i = 0; i < GROUP_K; i++) {
-        const size_t k = i ^ 1; /* odd elements first */
-        __m256 held[HALF];
-        if (n_vectors == VECTORS) {
-            DSPARK__UNROLL
-            for (size_t r = 0; r < n_rows; r++) held[r] = _mm256_broadcast_ss(x + r * STEP + k);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < n_vectors; v++) {
-                __m256 part = take_weights(w + slot_of(f, k, v), scales + v, how);
-                DSPARK__UNROLL
-                for (size_t r = 0; r < n_rows; r++)
-                    s->of[r][v] = _mm256_fmadd_ps(part, held[r], s->of[r][v]);
-            }
-            if (i % 2 == 1 && next->to != NULL)
-                expand(next->to, next->codes, next->table, f, i / 2, i / 2 + 1);
-            continue;
-        }
-        DSPARK__UNROLL
-        for (size_t v = 0; v < n_vectors; v++)
-            held[v] = take_weights(w + slot_of(f, k, first + v), scales + first + v, how);
-        DSPARK__UNROLL
-        for (size_t r = 0; r < n_rows; r++) {
-            __m256 b = _mm256_broadcast_ss(x + r * STEP + k);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < n_vectors; v++)
-                s->of[r][v] = _mm256_fmadd_ps(held[v], b, s->of[r][v]);
-        }
-        if (i % 4 == 3 && next->to != NULL) /* the other half of it with the other vectors */
-            expand(next->to, next->codes, next->table, f, first / HALF * 2 + i / 4,
-                   first / HALF * 2 + i / 4 + 1);
-    }
-}
-
-DSPARK__INLINE void load_sums(sums *s, const float *acc, size_t n_rows, size_t first, size_t n_vectors)
+DSPARK__INLINE void load_sums(sums *s, const float *acc, size_t n_rows, size_t n_vectors)
 {
     DSPARK__UNROLL
     for (size_t r = 0; r < n_rows; r++)
         DSPARK__UNROLL
         for (size_t v = 0; v < n_vectors; v++)
-            s->of[r][v] = _mm256_load_ps(acc + r * DSPARK__PANEL + 8 * (first + v));
+            s->of[r][v] = _mm256_load_ps(acc + r * DSPARK__PANEL + 8 * v);
 }
 
-DSPARK__INLINE void store_sums(float *acc, const sums *s, size_t n_rows, size_t first, size_t n_vectors)
+DSPARK__INLINE void store_sums(float *acc, const sums *s, size_t n_rows, size_t n_vectors)
 {
     DSPARK__UNROLL
     for (size_t r = 0; r < n_rows; r++)
         DSPARK__UNROLL
         for (size_t v = 0; v < n_vectors; v++)
-            _mm256_store_ps(acc + r * DSPARK__PANEL + 8 * (first + v), s->of[r][v]);
+            _mm256_store_ps(acc + r * DSPARK__PANEL + 8 * v, s->of[r][v]);
 }
 
-/* Sums under scales `old` become sums under `new`. */
-DSPARK__INLINE void rescale(sums *s, const uint8_t *old, const uint8_t *new, size_t n_rows, size_t first,
-                            size_t n_vectors)
+DSPARK__INLINE void rescale(sums *s, const float *ratio, size_t n_rows, size_t n_vectors)
 {
     DSPARK__UNROLL
     for (size_t v = 0; v < n_vectors; v++) {
-        size_t at = 8 * (first + v);
-        __m256 ratio = load_ratio(old ? old + at : NULL, new ? new + at : NULL);
+        __m256 y = _mm256_load_ps(ratio + 8 * v);
         DSPARK__UNROLL
-        for (size_t r = 0; r < n_rows; r++) s->of[r][v] = _mm256_mul_ps(s->of[r][v], ratio);
+        for (size_t r = 0; r < n_rows; r++) s->of[r][v] = _mm256_mul_ps(s->of[r][v], y);
     }
 }
 
-/* acc += a span of one panel times n_rows rows. 1 and 2 rows: all sums stay in registers. 3 and 4: one
- * half of the outputs after the other, LEAD groups at a time. */
-DSPARK__INLINE void multiply_span(const dot_job *job, float *acc, span s, size_t n_rows, form f,
-                                  scaling how)
+/* One row: sums stay in registers, and between the products of a group the next but one is expanded: they
+ * wait for different things. */
+DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *from, form f, scaling how)
 {
     _Alignas(64) uint16_t ring[RING][SLOTS];
+    const __m256i table = job->table;
+    chunk c = *from;
     uint16_t *w = ring[0];
-    const size_t block = s.row ? job->d->format->block / GROUP_K : SIZE_MAX;
-    const int whole = n_rows <= 2;
-    expansion next = {NULL, s.codes, job->table};
-    const uint8_t *old = NULL;
-    __m256 scales[VECTORS];
     sums sum;
-    DSPARK__UNROLL
-    for (size_t v = 0; v < VECTORS; v++) scales[v] = _mm256_set1_ps(1024 + 128);
-    if (whole) load_sums(&sum, acc, n_rows, 0, VECTORS);
-    for (size_t g = 0; g < LEAD && g < s.n_groups; g++, next.codes += group_bytes(f))
-        expand(ring[g], next.codes, next.table, f, 0, PAIRS);
-    for (size_t group = 0, n; group < s.n_groups; group += n) {
-        int fresh = group == 0;
-        if (s.left == 0) {
-            s.left = block;
-            s.row += DSPARK__PANEL;
-            fresh = 1;
+    load_sums(&sum, acc, 1, VECTORS);
+    for (size_t g = 0; g < LEAD && g < c.n_groups; g++, c.codes += group_bytes(f))
+        expand(ring[g], c.codes, table, f, 0, PAIRS);
+    if (how == NONE && c.scales) rescale(&sum, c.scales, 1, VECTORS);
+    for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K, c.codes += group_bytes(f)) {
+        if (c.left == 0) {
+            c.left = c.block;
+            c.scales += DSPARK__PANEL;
+            if (how == NONE) rescale(&sum, c.scales, 1, VECTORS);
         }
-        if ((how == MULTIPLY || how == SUBTRACT) && s.row != NULL && fresh)
-            DSPARK__UNROLL
-            for (size_t v = 0; v < VECTORS; v++) scales[v] = load_scale(s.row + 8 * v, f, how);
-        n = whole || s.left == 1 || s.n_groups - group == 1 ? 1 : LEAD;
+        const uint16_t *now = w + g % RING * SLOTS;
+        uint16_t *then = w + (g + LEAD) % RING * SLOTS;
         FORGET(w);
-        if (whole) {
-            if (how == RESCALE && fresh) rescale(&sum, old, s.row, n_rows, 0, VECTORS);
-            next.to = group + LEAD < s.n_groups ? w + (group + LEAD) % RING * SLOTS : NULL;
-            multiply_group(&sum, w + group % RING * SLOTS, scales, s.x, n_rows, 0, VECTORS, f, how, &next);
-        } else {
-            DSPARK__UNROLL
-            for (size_t first = 0; first < VECTORS; first += HALF) {
-                load_sums(&sum, acc, n_rows, first, HALF);
-                if (how == RESCALE && fresh) rescale(&sum, old, s.row, n_rows, first, HALF);
-                for (size_t g = group; g < group + n; g++) {
-                    expansion half = next;
-                    half.codes += (g - group) * group_bytes(f);
-                    half.to = g + LEAD < s.n_groups ? w + (g + LEAD) % RING * SLOTS : NULL;
-                    multiply_group(&sum, w + g % RING * SLOTS, scales, s.x + (g - group) * GROUP_K, n_rows,
-                                   first, HALF, f, how, &half);
-                }
-                store_sums(acc, &sum, n_rows, first, HALF);
-            }
-        }
-        old = s.row;
-        s.left -= n;
-        s.x += n * GROUP_K;
-        next.codes += n * group_bytes(f);
-    }
-    if (whole) {
-        if (how == RESCALE) rescale(&sum, old, NULL, n_rows, 0, VECTORS);
-        store_sums(acc, &sum, n_rows, 0, VECTORS);
-    } else if (how == RESCALE) {
         DSPARK__UNROLL
-        for (size_t first = 0; first < VECTORS; first += HALF) {
-            load_sums(&sum, acc, n_rows, first, HALF);
-            rescale(&sum, old, NULL, n_rows, first, HALF);
-            store_sums(acc, &sum, n_rows, first, HALF);
+        for (size_t i = 0; i < GROUP_K; i++) {
+            const size_t k = i ^ 1; /* odd elements first */
+            __m256 x = _mm256_broadcast_ss(c.x + k);
+            DSPARK__UNROLL
+            for (size_t v = 0; v < VECTORS; v++)
+                sum.of[0][v] = _mm256_fmadd_ps(take_weights(now + slot_of(f, k, v), c.scales + 8 * v, how),
+                                               x, sum.of[0][v]);
+            if (i % 2 == 1 && g + LEAD < c.n_groups) expand(then, c.codes, table, f, i / 2, i / 2 + 1);
         }
     }
+    store_sums(acc, &sum, 1, VECTORS);
 }
 
-DSPARK__INLINE void multiply_by(const dot_job *job, float *acc, const span *s, size_t n_rows)
+/* n_rows rows, 8 * n_vectors outputs from acc and w on; all counts are constants in each copy. With 6
+ * vectors the broadcasts are held and weights taken one by one, else the other way round. */
+DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t n_rows, size_t n_vectors,
+                             form f, scaling how)
+{
+    const uint16_t *w = from->w + slot_of(f, 0, first);
+    const float *x = from->x, *scales = from->scales;
+    const size_t x_stride = from->x_stride;
+    size_t left = from->left;
+    sums sum;
+    acc += 8 * first;
+    if (scales) scales += 8 * first;
+    load_sums(&sum, acc, n_rows, n_vectors);
+    if (how == NONE && scales) rescale(&sum, scales, n_rows, n_vectors);
+    for (size_t g = from->n_groups; g > 0; g--, left--, x += GROUP_K, w += SLOTS) {
+        if (left == 0) {
+            left = from->block;
+            scales += DSPARK__PANEL;
+            if (how == NONE) rescale(&sum, scales, n_rows, n_vectors);
+        }
+        DSPARK__UNROLL
+        for (size_t i = 0; i < GROUP_K; i++) {
+            const size_t k = i ^ 1;
+            __m256 held[HALF];
+            if (n_vectors == VECTORS) {
+                DSPARK__UNROLL
+                for (size_t r = 0; r < n_rows; r++) held[r] = _mm256_broadcast_ss(x + r * x_stride + k);
+                DSPARK__UNROLL
+                for (size_t v = 0; v < n_vectors; v++) {
+                    __m256 part = take_weights(w + slot_of(f, k, v), scales + 8 * v, how);
+                    DSPARK__UNROLL
+                    for (size_t r = 0; r < n_rows; r++)
+                        sum.of[r][v] = _mm256_fmadd_ps(part, held[r], sum.of[r][v]);
+                }
+                continue;
+            }
+            DSPARK__UNROLL
+            for (size_t v = 0; v < n_vectors; v++)
+                held[v] = take_weights(w + slot_of(f, k, v), scales + 8 * v, how);
+            DSPARK__UNROLL
+            for (size_t r = 0; r < n_rows; r++) {
+                __m256 b = _mm256_broadcast_ss(x + r * x_stride + k);
+                DSPARK__UNROLL
+                for (size_t v = 0; v < n_vectors; v++)
+                    sum.of[r][v] = _mm256_fmadd_ps(held[v], b, sum.of[r][v]);
+            }
+        }
+    }
+    store_sums(acc, &sum, n_rows, n_vectors);
+}
+
+DSPARK__INLINE void multiply_by(const dot_job *job, float *acc, const chunk *c, size_t n_rows,
+                                size_t n_vectors)
 {
     const scaling how = job->how;
-    switch (job->form) {
-    case FLOATS_E4:
-        if (how == NONE) multiply_span(job, acc, *s, n_rows, FLOATS_E4, NONE);
-        else multiply_span(job, acc, *s, n_rows, FLOATS_E4, RESCALE);
-        break;
-    case FLOATS_E5:
-        if (how == NONE) multiply_span(job, acc, *s, n_rows, FLOATS_E5, NONE);
-        else multiply_span(job, acc, *s, n_rows, FLOATS_E5, RESCALE);
-        break;
-    case INTEGERS: multiply_span(job, acc, *s, n_rows, INTEGERS, SUBTRACT); break;
-    default:
-        if (how == NONE) multiply_span(job, acc, *s, n_rows, NIBBLES, NONE);
-        else if (how == RESCALE) multiply_span(job, acc, *s, n_rows, NIBBLES, RESCALE);
-        else if (how == MULTIPLY) multiply_span(job, acc, *s, n_rows, NIBBLES, MULTIPLY);
-        else multiply_span(job, acc, *s, n_rows, NIBBLES, SUBTRACT);
-        break;
+    for (size_t v = 0; v < VECTORS; v += n_vectors) {
+        if (job->form != NIBBLES) { /* in the order of FLOATS_E4 */
+            if (how == NONE) multiply(acc, c, v, n_rows, n_vectors, FLOATS_E4, NONE);
+            else multiply(acc, c, v, n_rows, n_vectors, FLOATS_E4, SUBTRACT);
+        } else if (how == NONE) multiply(acc, c, v, n_rows, n_vectors, NIBBLES, NONE);
+        else if (how == MULTIPLY) multiply(acc, c, v, n_rows, n_vectors, NIBBLES, MULTIPLY);
+        else multiply(acc, c, v, n_rows, n_vectors, NIBBLES, SUBTRACT);
     }
 }
 
 /* These are called, not inlined: no arithmetic may move to where MXCSR is the host's. */
-#define TILE_OF(rows)                                                                              \
-    DSPARK__NOINLINE void multiply_##rows(const dot_job *job, float *acc, const span *s)           \
-    {                                                                                              \
-        multiply_by(job, acc, s, rows);                                                            \
+DSPARK__NOINLINE void multiply_1(const dot_job *job, float *acc, const chunk *c)
+{
+    const scaling how = job->how;
+    switch (job->form) {
+    case FLOATS_E4: multiply_row(job, acc, c, FLOATS_E4, NONE); break;
+    case FLOATS_E5: multiply_row(job, acc, c, FLOATS_E5, NONE); break;
+    case INTEGERS: multiply_row(job, acc, c, INTEGERS, SUBTRACT); break;
+    default:
+        if (how == NONE) multiply_row(job, acc, c, NIBBLES, NONE);
+        else if (how == MULTIPLY) multiply_row(job, acc, c, NIBBLES, MULTIPLY);
+        else multiply_row(job, acc, c, NIBBLES, SUBTRACT);
+        break;
     }
-TILE_OF(1)
-TILE_OF(2)
-TILE_OF(3)
-TILE_OF(4)
+}
+
+/* Tiles as in gemm_fma.c, but 4 rows x 24 outputs fit: no mask, no shifts. */
+#define TILE_OF(rows, vectors)                                                                     \
+    DSPARK__NOINLINE void multiply_##rows(const dot_job *job, float *acc, const chunk *c)          \
+    {                                                                                              \
+        multiply_by(job, acc, c, rows, vectors);                                                   \
+    }
+TILE_OF(2, 6)
+TILE_OF(3, 3)
+TILE_OF(4, 3)
+TILE_OF(5, 2)
+TILE_OF(6, 2)
 #undef TILE_OF
 
-/* x times 2^power, as the product reads it: subnormal ones are zero. */
-DSPARK__NOINLINE void widen(float *to, const dot_job *job, size_t k0, size_t n, int power)
+DSPARK__NOINLINE void expand_all(uint16_t *to, const dot_job *job, const uint8_t *codes, size_t n_groups)
 {
-    const __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((127 + power) << 23));
+    const form f = job->form;
+    const __m256i table = job->table;
+    for (; n_groups > 0; n_groups--, codes += group_bytes(f), to += SLOTS) {
+        if (f == NIBBLES) expand(to, codes, table, NIBBLES, 0, PAIRS);
+        else if (f == INTEGERS) expand(to, codes, table, INTEGERS, 0, PAIRS);
+        else if (f == FLOATS_E4) expand(to, codes, table, FLOATS_E4, 0, PAIRS);
+        else expand(to, codes, table, FLOATS_E5, 0, PAIRS);
+    }
+}
+
+/* x times 2^power, as the product reads it: subnormal ones are zero. */
+DSPARK__NOINLINE void widen(float *to, size_t stride, const dot_job *job, size_t k0, size_t n)
+{
+    const __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((127 + job->power) << 23));
     for (size_t i = 0; i < job->n_rows; i++) {
         const unsigned char *x = (const unsigned char *)job->d->x + (job->row + i) * job->d->x_stride;
         for (size_t k = 0; k < n; k += 8)
-            _mm256_store_ps(to + i * STEP + k,
-                            _mm256_mul_ps(widen_bf16(load_8(x, k0 + k)), factor));
+            _mm256_store_ps(to + i * stride + k, _mm256_mul_ps(widen_bf16(load_8(x, k0 + k)), factor));
+    }
+}
+
+static void run_chunk(const dot_job *job, float *acc, chunk c)
+{
+    static void (*const tiles[TILE_ROWS])(const dot_job *, float *, const chunk *) = {
+        multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
+    _Alignas(64) uint16_t w[STEP_ROWS / GROUP_K * SLOTS];
+    if (job->n_rows == 1) {
+        multiply_1(job, acc, &c);
+        return;
+    }
+    expand_all(w, job, c.codes, c.n_groups);
+    c.w = w;
+    for (size_t row = 0, n; row < job->n_rows; row += n) {
+        n = tile_rows(job->n_rows - row, TILE_ROWS);
+        tiles[n - 1](job, acc + row * DSPARK__PANEL, &c);
+        c.x += n * c.x_stride;
     }
 }
 
 /* acc [n_panels][acc_rows][48] += values k0 .. k0+n_k-1, whole groups. */
 static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_t k0, size_t n_k)
 {
-    static void (*const multiply[ROWS])(const dot_job *, float *, const span *) = {
-        multiply_1, multiply_2, multiply_3, multiply_4};
-    _Alignas(64) float x[ROWS * STEP];
+    _Alignas(64) float x[ROWS * STEP_ROWS], scales[(STEP / GROUP_K + 1) * DSPARK__PANEL];
     const dspark__dot_codes *d = job->d;
     const int scaled = d->format->scale != DSPARK__CODE_PLAIN;
-    const size_t block = scaled ? d->format->block / GROUP_K : SIZE_MAX;
+    const size_t step = job->n_rows == 1 ? STEP : STEP_ROWS, end = (k0 + n_k) / GROUP_K;
+    const size_t block = scaled ? d->format->block / GROUP_K : SIZE_MAX, bytes = group_bytes(job->form);
     unsigned host = _mm_getcsr();
     _mm_setcsr(host | DSPARK__MXCSR_FTZ_DAZ);
-    for (size_t n; n_k > 0; n_k -= n, k0 += n) {
-        size_t group = k0 / GROUP_K;
-        n = n_k < STEP ? n_k : STEP;
-        widen(x, job, k0, n, job->power);
+    for (size_t i = 0; i < DSPARK__PANEL; i++) scales[i] = 1024 + 128;
+    for (size_t group = k0 / GROUP_K, n; group < end; group += n) {
+        n = end - group < step / GROUP_K ? end - group : step / GROUP_K;
+        widen(x, step, job, group * GROUP_K, n * GROUP_K);
         for (size_t p = 0; p < job->n_panels; p++) {
-            span s = {.codes = d->codes + (job->panel + p) * d->code_stride + group * group_bytes(job->form),
-                      .x = x, .n_groups = n / GROUP_K, .left = block - group % block};
-            if (scaled)
-                s.row = d->scales + (job->panel + p) * d->scale_stride + group / block * DSPARK__PANEL;
-            multiply[job->n_rows - 1](job, acc + p * acc_rows * DSPARK__PANEL, &s);
+            const uint8_t *rows = scaled ? d->scales + (job->panel + p) * d->scale_stride : NULL;
+            chunk c = {.codes = d->codes + (job->panel + p) * d->code_stride + group * bytes, .x = x,
+                       .x_stride = step, .n_groups = n, .left = block - group % block, .block = block};
+            if (job->how == SUBTRACT || scaled) c.scales = scales;
+            for (size_t r = group / block; scaled && r <= (group + n - 1) / block; r++)
+                prepare_row(scales + (r - group / block) * DSPARK__PANEL, job,
+                            r * block * GROUP_K > k0 ? rows + (r - 1) * DSPARK__PANEL : NULL,
+                            rows + r * DSPARK__PANEL);
+            run_chunk(job, acc + p * acc_rows * DSPARK__PANEL, c);
+            if (scaled && job->how == NONE && group + n == end)
+                end_scales(acc + p * acc_rows * DSPARK__PANEL, rows + (end - 1) / block * DSPARK__PANEL,
+                           job->n_rows);
         }
     }
     _mm_setcsr(host);
@@ -384,10 +422,10 @@ static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_
 
 static void multiply_plain(const dot_job *job, float *acc, size_t acc_rows, size_t k0, size_t n_k)
 {
-    _Alignas(64) uint16_t w[PLAIN_K * DSPARK__PANEL];
+    _Alignas(64) uint16_t w[STEP_ROWS * DSPARK__PANEL];
     const dspark__dot_codes *d = job->d;
     for (size_t n; n_k > 0; n_k -= n, k0 += n) {
-        n = n_k < PLAIN_K ? n_k : PLAIN_K;
+        n = n_k < STEP_ROWS ? n_k : STEP_ROWS;
         for (size_t p = 0; p < job->n_panels; p++) {
             const size_t panel = job->panel + p;
             dspark__gemm_bf16 g = {.x = (const unsigned char *)d->x + job->row * d->x_stride + 2 * k0,
@@ -468,7 +506,7 @@ static void prepare(dot_job *job)
     job->form = NO_FORM;
     job->how = f->scale == DSPARK__CODE_PLAIN ? NONE :
                f->scale == DSPARK__CODE_OFFSET ? SUBTRACT :
-               f->scale == DSPARK__CODE_E8M0 ? RESCALE : MULTIPLY;
+               f->scale == DSPARK__CODE_E8M0 ? NONE : MULTIPLY;
     job->table = _mm256_setzero_si256();
     if (f->bits == 8) prepare_bytes(job, f);
     else prepare_nibbles(job, f);
@@ -500,7 +538,8 @@ static int is_within(const dspark__dot_codes *d, int low, int high)
 static int is_tame(const dot_job *job)
 {
     const int p = job->power;
-    if (job->how == RESCALE) return job->d->k <= 1u << 17 && is_within(job->d, 127 - 36, 127 + 27);
+    if (job->d->format->scale == DSPARK__CODE_E8M0)
+        return job->d->k <= 1u << 17 && is_within(job->d, 127 - 36, 127 + 27);
     return p == 0 || is_within(job->d, p < 0 ? 1 - p : 1, p > 0 ? 254 - p : 254);
 }
 
@@ -525,7 +564,7 @@ static int are_tame(const dspark__dot_codes *d, size_t panel, size_t n_panels)
 /* A tile of rows of panels side by side, K-group by K-group. */
 static void run_tile(const dot_job *job)
 {
-    _Alignas(64) float part[SIDE * PLAIN_ROWS * DSPARK__PANEL];
+    _Alignas(64) float part[SIDE * ROWS * DSPARK__PANEL];
     const dspark__dot_codes *d = job->d;
     const size_t step = d->group ? d->group : d->k, acc_rows = d->group ? job->n_rows : d->n_rows;
     float *sum = d->acc + (job->panel * d->n_rows + job->row) * DSPARK__PANEL;
@@ -551,12 +590,12 @@ void dspark__dot_codes__avx2(const dspark__dot_codes *d)
     dot_job job = {.d = d};
     prepare(&job);
     const form fast = job.form;
-    const int tame = fast != NO_FORM && is_tame(&job);
+    const int powers = d->format->scale == DSPARK__CODE_E8M0, tame = fast != NO_FORM && is_tame(&job);
     for (; job.panel < d->n_panels; job.panel += job.n_panels) {
         job.n_panels = d->n_panels - job.panel < SIDE ? d->n_panels - job.panel : SIDE;
-        job.form = tame && (job.how != RESCALE || are_tame(d, job.panel, job.n_panels)) ? fast : NO_FORM;
+        job.form = tame && (!powers || are_tame(d, job.panel, job.n_panels)) ? fast : NO_FORM;
         for (job.row = 0; job.row < d->n_rows; job.row += job.n_rows) {
-            job.n_rows = tile_rows(d->n_rows - job.row, job.form == NO_FORM ? PLAIN_ROWS : ROWS);
+            job.n_rows = tile_rows(d->n_rows - job.row, ROWS);
             run_tile(&job);
         }
     }
