@@ -20,7 +20,9 @@ enum {
     SIDE = 3,                        /* panels that are read side by side */
     LEAD = 2,                        /* one row: groups that are expanded before they are multiplied */
     RING = 4,
-    AHEAD = 2048,                    /* bytes */
+    LINE = 64,
+    AHEAD_BYTES = 4096,              /* one row: what is fetched is so much further on */
+    AHEAD_NIBBLES = 2048,
     SCALE_POWER = 32                 /* e8m0 scales 2^-32 .. 2^32, see is_tame */
 };
 
@@ -58,6 +60,8 @@ typedef struct chunk {
     const float *scales; /* 48 for each run of groups: factors of the weights, or what is taken off them, or
                           * (NONE) factors of the sums before the run; or NULL */
     size_t left, block;  /* groups of the first run, and of the others */
+    const char *fetch;   /* n_lines lines are fetched meanwhile for each group */
+    size_t n_lines;
 } chunk;
 
 /* ---- expansion ------------------------------------------------------------------------------- */
@@ -82,7 +86,6 @@ DSPARK__INLINE void expand_bytes(uint16_t *to, const uint8_t *codes, form f, siz
     DSPARK__UNROLL
     for (size_t i = 3 * first; i < 3 * end; i++) {
         __m256i c = _mm256_load_si256((const void *)(codes + 32 * i)), even, odd;
-        if (i % 2 == 0) _mm_prefetch((const char *)codes + 32 * i + AHEAD, _MM_HINT_T0);
         if (f == FLOATS_E4) { /* times 128 is a shift that extends the sign */
             even = _mm256_and_si256(_mm256_maddubs_epi16(low_128, c), signs);
             odd = _mm256_and_si256(_mm256_maddubs_epi16(high_128, c), signs);
@@ -111,7 +114,6 @@ DSPARK__INLINE void expand_nibbles(uint16_t *to, const uint8_t *codes, __m256i t
     for (size_t v = first * VECTORS / PAIRS; v < end * VECTORS / PAIRS; v++) {
         uint16_t *at = to + 64 * v;
         __m256i c = _mm256_load_si256((const void *)(codes + 32 * v));
-        if (v % 2 == 0) _mm_prefetch((const char *)codes + 32 * v + AHEAD, _MM_HINT_T0);
         c = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(c, order), lanes);
         DSPARK__UNROLL
         for (size_t j = 0; j < 2; j++) {
@@ -221,6 +223,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
 {
     _Alignas(64) uint16_t ring[RING][SLOTS];
     const __m256i table = job->table;
+    const size_t lines = group_bytes(f) / LINE, ahead = f == NIBBLES ? AHEAD_NIBBLES : AHEAD_BYTES;
     chunk c = *from;
     uint16_t *w = ring[0];
     sums sum;
@@ -245,6 +248,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
             for (size_t v = 0; v < VECTORS; v++)
                 sum.of[0][v] = _mm256_fmadd_ps(take_weights(now + slot_of(f, k, v), c.scales + 8 * v, how),
                                                x, sum.of[0][v]);
+            if (i < lines) _mm_prefetch((const char *)c.codes + i * LINE + ahead, _MM_HINT_T0);
             if (i % 2 == 1 && g + LEAD < c.n_groups) expand(then, c.codes, table, f, i / 2, i / 2 + 1);
         }
     }
@@ -256,6 +260,8 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
 DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t n_rows, size_t n_vectors,
                              form f, scaling how)
 {
+    const char *fetch = from->fetch;
+    const size_t n_lines = from->n_lines;
     const uint16_t *w = from->w + slot_of(f, 0, first);
     const float *x = from->x, *scales = from->scales;
     const size_t x_stride = from->x_stride;
@@ -271,6 +277,7 @@ DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t
             scales += DSPARK__PANEL;
             if (how == NONE) rescale(&sum, scales, n_rows, n_vectors);
         }
+        for (size_t line = 0; line < n_lines; line++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
         DSPARK__UNROLL
         for (size_t i = 0; i < GROUP_K; i++) {
             const size_t k = i ^ 1;
@@ -302,11 +309,17 @@ DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t
     store_sums(acc, &sum, n_rows, n_vectors);
 }
 
-DSPARK__INLINE void multiply_by(const dot_job *job, float *acc, const chunk *c, size_t n_rows,
+DSPARK__INLINE void multiply_by(const dot_job *job, float *acc, const chunk *from, size_t n_rows,
                                 size_t n_vectors)
 {
     const scaling how = job->how;
+    const size_t n_lines = from->n_lines;
+    chunk one = *from, *c = &one;
+    size_t done = 0; /* lines of each group */
     for (size_t v = 0; v < VECTORS; v += n_vectors) {
+        c->n_lines = n_lines * (v + n_vectors) / VECTORS - done;
+        c->fetch = from->fetch + done * c->n_groups * LINE;
+        done += c->n_lines;
         if (job->form != NIBBLES) { /* in the order of FLOATS_E4 */
             if (how == NONE) multiply(acc, c, v, n_rows, n_vectors, FLOATS_E4, NONE);
             else multiply(acc, c, v, n_rows, n_vectors, FLOATS_E4, SUBTRACT);
@@ -383,6 +396,7 @@ static void run_chunk(const dot_job *job, float *acc, chunk c)
         n = tile_rows(job->n_rows - row, TILE_ROWS);
         tiles[n - 1](job, acc + row * DSPARK__PANEL, &c);
         c.x += n * c.x_stride;
+        c.n_lines = 0;
     }
 }
 
@@ -405,6 +419,8 @@ static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_
             chunk c = {.codes = d->codes + (job->panel + p) * d->code_stride + group * bytes, .x = x,
                        .x_stride = step, .n_groups = n, .left = block - group % block, .block = block};
             if (job->how == SUBTRACT || scaled) c.scales = scales;
+            c.fetch = (const char *)c.codes + n * bytes; /* the next chunk, if there is one */
+            if (end - group > n) c.n_lines = bytes / LINE;
             for (size_t r = group / block; scaled && r <= (group + n - 1) / block; r++)
                 prepare_row(scales + (r - group / block) * DSPARK__PANEL, job,
                             r * block * GROUP_K > k0 ? rows + (r - 1) * DSPARK__PANEL : NULL,
