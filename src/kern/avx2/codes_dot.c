@@ -13,16 +13,13 @@ enum {
     VECTORS = 6,
     HALF = VECTORS / 2,
     SLOTS = GROUP_K * DSPARK__PANEL, /* fp16 of a group */
-    STEP = 512,                      /* values of k that are looked at together for one row, */
-    STEP_ROWS = 128,                 /* and for more */
+    STEP = 128,                      /* values of k that are looked at together */
     TILE_ROWS = 6,
     ROWS = 16,                       /* for which weights are expanded once */
     SIDE = 3,                        /* panels that are read side by side */
     LEAD = 2,                        /* one row: groups that are expanded before they are multiplied */
     RING = 4,
     LINE = 64,
-    AHEAD_BYTES = 4096,              /* one row: what is fetched is so much further on */
-    AHEAD_NIBBLES = 2048,
     SCALE_POWER = 32                 /* e8m0 scales 2^-32 .. 2^32, see is_tame */
 };
 
@@ -54,8 +51,7 @@ typedef struct dot_job {
 typedef struct chunk {
     const uint8_t *codes;
     const uint16_t *w;   /* the same expanded, when there is more than one row */
-    const float *x;      /* fp32; row i at x + i * x_stride */
-    size_t x_stride;
+    const float *x;      /* fp32; row i at x + i * STEP */
     size_t n_groups;
     const float *scales; /* 48 for each run of groups: factors of the weights, or what is taken off them, or
                           * (NONE) factors of the sums before the run; or NULL */
@@ -223,7 +219,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
 {
     _Alignas(64) uint16_t ring[RING][SLOTS];
     const __m256i table = job->table;
-    const size_t lines = group_bytes(f) / LINE, ahead = f == NIBBLES ? AHEAD_NIBBLES : AHEAD_BYTES;
+    const size_t lines = group_bytes(f) / LINE;
     chunk c = *from;
     uint16_t *w = ring[0];
     sums sum;
@@ -231,7 +227,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
     for (size_t g = 0; g < LEAD && g < c.n_groups; g++, c.codes += group_bytes(f))
         expand(ring[g], c.codes, table, f, 0, PAIRS);
     if (how == NONE && c.scales) rescale(&sum, c.scales, 1, VECTORS);
-    for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K, c.codes += group_bytes(f)) {
+    for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K, c.codes += group_bytes(f), c.fetch += group_bytes(f)) {
         if (c.left == 0) {
             c.left = c.block;
             c.scales += DSPARK__PANEL;
@@ -248,7 +244,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
             for (size_t v = 0; v < VECTORS; v++)
                 sum.of[0][v] = _mm256_fmadd_ps(take_weights(now + slot_of(f, k, v), c.scales + 8 * v, how),
                                                x, sum.of[0][v]);
-            if (i < lines) _mm_prefetch((const char *)c.codes + i * LINE + ahead, _MM_HINT_T0);
+            if (i < lines) _mm_prefetch(c.fetch + i * LINE, _MM_HINT_T1);
             if (i % 2 == 1 && g + LEAD < c.n_groups) expand(then, c.codes, table, f, i / 2, i / 2 + 1);
         }
     }
@@ -264,7 +260,6 @@ DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t
     const size_t n_lines = from->n_lines;
     const uint16_t *w = from->w + slot_of(f, 0, first);
     const float *x = from->x, *scales = from->scales;
-    const size_t x_stride = from->x_stride;
     size_t left = from->left;
     sums sum;
     acc += 8 * first;
@@ -284,7 +279,7 @@ DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t
             __m256 held[HALF];
             if (n_vectors == VECTORS) {
                 DSPARK__UNROLL
-                for (size_t r = 0; r < n_rows; r++) held[r] = _mm256_broadcast_ss(x + r * x_stride + k);
+                for (size_t r = 0; r < n_rows; r++) held[r] = _mm256_broadcast_ss(x + r * STEP + k);
                 DSPARK__UNROLL
                 for (size_t v = 0; v < n_vectors; v++) {
                     __m256 part = take_weights(w + slot_of(f, k, v), scales + 8 * v, how);
@@ -299,7 +294,7 @@ DSPARK__INLINE void multiply(float *acc, const chunk *from, size_t first, size_t
                 held[v] = take_weights(w + slot_of(f, k, v), scales + 8 * v, how);
             DSPARK__UNROLL
             for (size_t r = 0; r < n_rows; r++) {
-                __m256 b = _mm256_broadcast_ss(x + r * x_stride + k);
+                __m256 b = _mm256_broadcast_ss(x + r * STEP + k);
                 DSPARK__UNROLL
                 for (size_t v = 0; v < n_vectors; v++)
                     sum.of[r][v] = _mm256_fmadd_ps(held[v], b, sum.of[r][v]);
@@ -371,13 +366,13 @@ DSPARK__NOINLINE void expand_all(uint16_t *to, const dot_job *job, const uint8_t
 }
 
 /* x times 2^power, as the product reads it: subnormal ones are zero. */
-DSPARK__NOINLINE void widen(float *to, size_t stride, const dot_job *job, size_t k0, size_t n)
+DSPARK__NOINLINE void widen(float *to, const dot_job *job, size_t k0, size_t n)
 {
     const __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((127 + job->power) << 23));
     for (size_t i = 0; i < job->n_rows; i++) {
         const unsigned char *x = (const unsigned char *)job->d->x + (job->row + i) * job->d->x_stride;
         for (size_t k = 0; k < n; k += 8)
-            _mm256_store_ps(to + i * stride + k, _mm256_mul_ps(widen_bf16(load_8(x, k0 + k)), factor));
+            _mm256_store_ps(to + i * STEP + k, _mm256_mul_ps(widen_bf16(load_8(x, k0 + k)), factor));
     }
 }
 
@@ -385,7 +380,7 @@ static void run_chunk(const dot_job *job, float *acc, chunk c)
 {
     static void (*const tiles[TILE_ROWS])(const dot_job *, float *, const chunk *) = {
         multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6};
-    _Alignas(64) uint16_t w[STEP_ROWS / GROUP_K * SLOTS];
+    _Alignas(64) uint16_t w[STEP / GROUP_K * SLOTS];
     if (job->n_rows == 1) {
         multiply_1(job, acc, &c);
         return;
@@ -395,7 +390,7 @@ static void run_chunk(const dot_job *job, float *acc, chunk c)
     for (size_t row = 0, n; row < job->n_rows; row += n) {
         n = tile_rows(job->n_rows - row, TILE_ROWS);
         tiles[n - 1](job, acc + row * DSPARK__PANEL, &c);
-        c.x += n * c.x_stride;
+        c.x += n * STEP;
         c.n_lines = 0;
     }
 }
@@ -403,24 +398,24 @@ static void run_chunk(const dot_job *job, float *acc, chunk c)
 /* acc [n_panels][acc_rows][48] += values k0 .. k0+n_k-1, whole groups. */
 static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_t k0, size_t n_k)
 {
-    _Alignas(64) float x[ROWS * STEP_ROWS], scales[(STEP / GROUP_K + 1) * DSPARK__PANEL];
+    _Alignas(64) float x[ROWS * STEP], scales[(STEP / GROUP_K + 1) * DSPARK__PANEL];
     const dspark__dot_codes *d = job->d;
     const int scaled = d->format->scale != DSPARK__CODE_PLAIN;
-    const size_t step = job->n_rows == 1 ? STEP : STEP_ROWS, end = (k0 + n_k) / GROUP_K;
+    const size_t end = (k0 + n_k) / GROUP_K;
     const size_t block = scaled ? d->format->block / GROUP_K : SIZE_MAX, bytes = group_bytes(job->form);
     unsigned host = _mm_getcsr();
     _mm_setcsr(host | DSPARK__MXCSR_FTZ_DAZ);
     for (size_t i = 0; i < DSPARK__PANEL; i++) scales[i] = 1024 + 128;
     for (size_t group = k0 / GROUP_K, n; group < end; group += n) {
-        n = end - group < step / GROUP_K ? end - group : step / GROUP_K;
-        widen(x, step, job, group * GROUP_K, n * GROUP_K);
+        n = end - group < STEP / GROUP_K ? end - group : STEP / GROUP_K;
+        widen(x, job, group * GROUP_K, n * GROUP_K);
         for (size_t p = 0; p < job->n_panels; p++) {
             const uint8_t *rows = scaled ? d->scales + (job->panel + p) * d->scale_stride : NULL;
             chunk c = {.codes = d->codes + (job->panel + p) * d->code_stride + group * bytes, .x = x,
-                       .x_stride = step, .n_groups = n, .left = block - group % block, .block = block};
+                        .n_groups = n, .left = block - group % block, .block = block};
             if (job->how == SUBTRACT || scaled) c.scales = scales;
             c.fetch = (const char *)c.codes + n * bytes; /* the next chunk, if there is one */
-            if (end - group > n) c.n_lines = bytes / LINE;
+            if (d->k / GROUP_K - group > n) c.n_lines = bytes / LINE;
             for (size_t r = group / block; scaled && r <= (group + n - 1) / block; r++)
                 prepare_row(scales + (r - group / block) * DSPARK__PANEL, job,
                             r * block * GROUP_K > k0 ? rows + (r - 1) * DSPARK__PANEL : NULL,
@@ -438,10 +433,10 @@ static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_
 
 static void multiply_plain(const dot_job *job, float *acc, size_t acc_rows, size_t k0, size_t n_k)
 {
-    _Alignas(64) uint16_t w[STEP_ROWS * DSPARK__PANEL];
+    _Alignas(64) uint16_t w[STEP * DSPARK__PANEL];
     const dspark__dot_codes *d = job->d;
     for (size_t n; n_k > 0; n_k -= n, k0 += n) {
-        n = n_k < STEP_ROWS ? n_k : STEP_ROWS;
+        n = n_k < STEP ? n_k : STEP;
         for (size_t p = 0; p < job->n_panels; p++) {
             const size_t panel = job->panel + p;
             dspark__gemm_bf16 g = {.x = (const unsigned char *)d->x + job->row * d->x_stride + 2 * k0,
