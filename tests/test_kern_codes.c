@@ -585,6 +585,58 @@ static void test_dot_codes(void **state)
     }
 }
 
+/* dot_codes may move powers of two between x, weights and sums, as far as no number can tell: x of one
+ * exponent, scales of two, next to where normal numbers or the exactness of that end. */
+static void check_bounds(const dspark__code_format *f, unsigned exponent, unsigned low, unsigned high)
+{
+    enum { K = 144, ROWS = 3, PANEL = K * 48, SCALES = K / 8 * 48 };
+    _Alignas(64) static uint8_t packed[2 * PANEL];
+    _Alignas(64) static float got[2 * ROWS * 48], want[2 * ROWS * 48];
+    static uint8_t scales[2 * SCALES];
+    static uint16_t x[ROWS * K];
+    const size_t n_rows = 1 + next_random() % ROWS;
+    dspark__dot_codes d = {.x = x, .x_stride = K * 2, .n_rows = n_rows, .codes = packed, .n_panels = 2,
+                           .code_stride = PANEL, .scale_stride = SCALES, .scales = f->scale ? scales : NULL,
+                           .format = f, .k = K, .acc = got};
+    for (size_t i = 0; i < sizeof packed; i++) {
+        do packed[i] = (uint8_t)(next_random() >> 24);
+        while (f->bits == 8 && (f->table[packed[i]] & 0x7f80u) == 0x7f80u);
+    }
+    for (size_t i = 0; i < sizeof scales; i++) scales[i] = (uint8_t)(next_random() >> 40 & 1 ? low : high);
+    for (size_t i = 0; i < ROWS * K; i++)
+        x[i] = (uint16_t)((next_random() >> 20 & 0x807fu) | exponent << 7);
+    for (size_t p = 0; p < 2; p++) dot_by_steps(want + p * n_rows * 48, &d, p);
+    for (size_t l = 1; l < n_levels; l++) {
+        levels[l].kern.dot_codes(&d);
+        for (size_t i = 0; i < 2 * n_rows * 48; i++)
+            if (!same_float(got[i], want[i]))
+                fail_msg("%s: bits %u scale %d, %u and %u, x 2^%d, rows %zu, at %zu: %a, not %a",
+                         levels[l].name, f->bits, (int)f->scale, low, high, (int)exponent - 127, n_rows, i,
+                         (double)got[i], (double)want[i]);
+    }
+}
+
+static void test_dot_bounds(void **state)
+{
+    (void)state;
+    static const unsigned EXPONENTS[] = {91, 154, 90,  155, 71,  127, 0,   1,   2,
+                                         8,  9,   245, 246, 247, 248, 253, 254, 255};
+    static const unsigned POWERS[][2] = {{95, 159}, {94, 159}, {95, 160}, {87, 167}, {1, 254},
+                                         {0, 8},    {246, 254}};
+    for (int c = 0; c < N_CODES; c++) {
+        for (int scale = DSPARK__CODE_PLAIN; scale <= DSPARK__CODE_OFFSET; scale++) {
+            if (!is_allowed((codes)c, (dspark__code_scale)scale)) continue;
+            dspark__code_format f = format_of((codes)c, (dspark__code_scale)scale, scale ? 16 : 0, 0);
+            for (size_t e = 0; e < sizeof EXPONENTS / sizeof *EXPONENTS; e++) {
+                if (scale != DSPARK__CODE_E8M0) check_bounds(&f, EXPONENTS[e], 1, 126);
+                else if (e < 6)
+                    for (size_t i = 0; i < sizeof POWERS / sizeof *POWERS; i++)
+                        check_bounds(&f, EXPONENTS[e], POWERS[i][0], POWERS[i][1]);
+            }
+        }
+    }
+}
+
 /* ---- after a sum ----------------------------------------------------------------------------- */
 
 static float random_f32(int class)
@@ -716,6 +768,7 @@ int main(void)
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_tables),
         cmocka_unit_test(test_dot_codes),
+        cmocka_unit_test(test_dot_bounds),
         cmocka_unit_test(test_scale_add),
         cmocka_unit_test(test_finish),
         cmocka_unit_test(test_environment),

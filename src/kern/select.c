@@ -111,7 +111,10 @@ dspark_status dspark__kern_select(dspark__kern *k, dspark_isa isa, dspark_error 
     if (isa >= DSPARK_ISA_AVX2) dspark__kern_avx2(k);
     if (isa >= DSPARK_ISA_AVX512) dspark__kern_avx512(k);
     if (isa >= DSPARK_ISA_AVX512 && machine() & VBMI) dspark__kern_avx512vbmi(k);
-    if (isa >= DSPARK_ISA_AVX512BF16) dspark__kern_avx512bf16(k);
+    if (isa >= DSPARK_ISA_AVX512BF16) {
+        memset(k->dot_rows, 0, sizeof k->dot_rows); /* measured beside another gemm_bf16 */
+        dspark__kern_avx512bf16(k);
+    }
     if (isa >= DSPARK_ISA_AVX512BF16 && machine() & VBMI) dspark__kern_avx512bf16vbmi(k);
 #endif
     return DSPARK_OK;

@@ -227,7 +227,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
     for (size_t g = 0; g < LEAD && g < c.n_groups; g++, c.codes += group_bytes(f))
         expand(ring[g], c.codes, table, f, 0, PAIRS);
     if (how == NONE && c.scales) rescale(&sum, c.scales, 1, VECTORS);
-    for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K, c.codes += group_bytes(f), c.fetch += group_bytes(f)) {
+    for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K) {
         if (c.left == 0) {
             c.left = c.block;
             c.scales += DSPARK__PANEL;
@@ -247,6 +247,8 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
             if (i < lines) _mm_prefetch(c.fetch + i * LINE, _MM_HINT_T1);
             if (i % 2 == 1 && g + LEAD < c.n_groups) expand(then, c.codes, table, f, i / 2, i / 2 + 1);
         }
+        c.codes += group_bytes(f);
+        c.fetch += group_bytes(f);
     }
     store_sums(acc, &sum, 1, VECTORS);
 }
@@ -527,7 +529,8 @@ static void prepare(dot_job *job)
 static int is_within(const dspark__dot_codes *d, int low, int high)
 {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff), one = _mm256_set1_epi16(1);
-    const __m256i least = _mm256_set1_epi16((short)(low << 7)), most = _mm256_set1_epi16((short)(high << 7 | 127));
+    const __m256i least = _mm256_set1_epi16((short)(low << 7));
+    const __m256i most = _mm256_set1_epi16((short)(high << 7 | 127));
     for (size_t i = 0; i < d->n_rows; i++) {
         const unsigned char *x = (const unsigned char *)d->x + i * d->x_stride;
         __m256i wild = _mm256_setzero_si256();

@@ -48,6 +48,11 @@ void dspark__kern_avx2(dspark__kern *k)
     k->add_argmax_bf16 = dspark__add_argmax_bf16__avx2;
     k->bound_panels = dspark__bound_panels__avx2;
     k->probe_flops = probe_flops;
+    /* Measured on Zen 4 against decode and gemm_bf16. */
+    k->dot_rows[0][DSPARK__CODE_PLAIN] = k->dot_rows[0][DSPARK__CODE_OFFSET] = 24;
+    k->dot_rows[0][DSPARK__CODE_E4M3] = k->dot_rows[0][DSPARK__CODE_E8M0] = 16;
+    k->dot_rows[1][DSPARK__CODE_PLAIN] = k->dot_rows[1][DSPARK__CODE_E8M0] = 32;
+    k->dot_rows[1][DSPARK__CODE_OFFSET] = 48;
 }
 
 #endif
