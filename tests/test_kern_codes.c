@@ -479,7 +479,7 @@ static void check_dot(const dspark__code_format *f, size_t k, size_t n_rows, siz
     guard packed = guard_end(n_panels * codes_stride), bytes = guard_end(n_panels * n_scales);
     guard x = guard_end(n_rows ? (n_rows - 1) * stride + 2 * k : 0);
     guard scale = guard_end(n_panels * n_groups * 192), acc = guard_end(n_panels * n_rows * 192);
-    static float want[MOST_DOT_ROWS * 48];
+    static float want[MOST_DOT_PANELS][MOST_DOT_ROWS * 48];
     for (size_t i = 0; i < packed.n; i++) {
         do packed.p[i] = (uint8_t)(next_random() >> 24); /* codes that are finite */
         while (f->bits == 8 && (f->table[packed.p[i]] & 0x7f80u) == 0x7f80u);
@@ -510,18 +510,18 @@ static void check_dot(const dspark__code_format *f, size_t k, size_t n_rows, siz
                            .scale_stride = n_scales, .group_stride = n_groups * 48,
                            .group_scales = group ? (const float *)(const void *)scale.p : NULL,
                            .acc = (float *)(void *)acc.p};
+    for (size_t p = 0; p < n_panels; p++) dot_by_steps(want[p], &d, p);
     for (size_t l = 0; l < n_levels; l++) {
         memset(acc.p, 0xa5, acc.n);
         levels[l].kern.dot_codes(&d);
         for (size_t p = 0; p < n_panels; p++) {
             const float *got = d.acc + p * n_rows * 48;
-            dot_by_steps(want, &d, p);
             for (size_t i = 0; i < n_rows * 48; i++)
-                if (!same_float(got[i], want[i]))
+                if (!same_float(got[i], want[p][i]))
                     fail_msg("%s: bits %u scale %d block %u k %zu rows %zu panel %zu of %zu group %zu "
                              "class %d, at %zu: %a, not %a", levels[l].name, f->bits, (int)f->scale,
                              f->block, k, n_rows, p, n_panels, group, class, i, (double)got[i],
-                             (double)want[i]);
+                             (double)want[p][i]);
         }
     }
     if (group > 0 && n_panels > 0) check_groups(&d, class);
