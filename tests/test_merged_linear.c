@@ -230,6 +230,91 @@ static void sizes_that_overflow_are_refused(void **state)
     assert_int_equal(dspark__packing_bytes(&dspark__packing_bf16, 576, 7168) * 5, 41287680);
 }
 
+/* ---- digests ---- */
+
+enum { TALL = 1700, WIDE = 2600 }; /* two pieces of a packing */
+
+/* What a weight's rows are, in the words of docs/formats.md: a digest of each one's digest, in order. */
+static void expect_digest(char hex[33], const unsigned char *rows, size_t stride, size_t row_bytes)
+{
+    dspark__digest d;
+    dspark__digest_init(&d);
+    for (size_t r = 0; r < TALL; r++) {
+        unsigned char row[16];
+        dspark__digest_bytes(rows + r * stride, row_bytes, row);
+        dspark__digest_update(&d, row, 16);
+    }
+    dspark__digest_hex(&d, hex);
+}
+
+static void open_tall(files *f)
+{
+    static const uint64_t shape[2] = {TALL, WIDE};
+    dspark_writer *w;
+    dspark_error err;
+    const char *path = tmpdir_path(tmpdir_make(), "tall.safetensors");
+    uint64_t seed = 5;
+    static uint16_t row[WIDE];
+    check(dspark_writer_create(&w, path, &err), DSPARK_OK, &err);
+    check(dspark_writer_declare(w, "tall.weight", DSPARK_BF16, 2, shape, &err), DSPARK_OK, &err);
+    for (int r = 0; r < TALL; r++) {
+        for (int i = 0; i < WIDE; i++) row[i] = (uint16_t)(next_random(&seed) % 0x7f80);
+        check(dspark_writer_data(w, row, sizeof row, &err), DSPARK_OK, &err);
+    }
+    check(dspark_writer_commit(w, &err), DSPARK_OK, &err);
+    check(dspark_checkpoint_open(&f->ckpt, path, &err), DSPARK_OK, &err);
+    memset(f->modules, 0, sizeof f->modules);
+    snprintf(f->modules[0].name, sizeof f->modules[0].name, "tall");
+    f->modules[0].n_parts = 1;
+    f->modules[0].parts[0].suffix = "weight";
+    f->modules[0].parts[0].tensor = dspark_checkpoint_find(f->ckpt, "tall.weight");
+}
+
+/* Packed, hashed alone, from a file or from memory, by however many threads: one digest. */
+static void digest_is_of_rows_in_order(void **state)
+{
+    const uint32_t tall = TALL;
+    const size_t row = WIDE * 2, stride = row + 6;
+    unsigned char *wide = malloc(TALL * stride), *codes = NULL;
+    char want[33], hex[33];
+    dspark_error err;
+    files f;
+    (void)state;
+    assert_non_null(wide);
+    open_tall(&f);
+    const unsigned char *data = f.modules[0].parts[0].tensor->data;
+    for (size_t r = 0; r < TALL; r++) memcpy(wide + r * stride, data + r * row, row);
+    expect_digest(want, data, row, row);
+    for (uint32_t n_threads = 1; n_threads <= 3; n_threads++) {
+        dspark__threads *t;
+        check(dspark__threads_create(&t, n_threads, NULL, NULL, &err), DSPARK_OK, &err);
+        for (int way = 0; way < 4; way++) {
+            dspark__merged_linear ml;
+            dspark__digest d;
+            dspark__fill from = {.ckpt = f.ckpt, .module = &f.modules[0], .threads = t, .digest = &d};
+            dspark__digest_init(&d);
+            check(dspark__merged_linear_init(&ml, "test", WIDE, 1, &tall, NULL, &err), DSPARK_OK, &err);
+            dspark_status st = way == 0   ? dspark__merged_linear_fill(&ml, 0, &from, &err)
+                               : way == 1 ? dspark__merged_linear_hash(&ml, 0, &from, &err)
+                               : way == 2 ? dspark__merged_linear_fill_rows(&ml, 0, wide, stride, &from, &err)
+                                          : dspark__merged_linear_hash_rows(&ml, 0, wide, stride, &from, &err);
+            check(st, DSPARK_OK, &err);
+            dspark__digest_hex(&d, hex);
+            assert_string_equal(hex, want);
+            if (way % 2 == 0) { /* and packed, one as the other */
+                const size_t bytes = (size_t)ml.shards[0].bytes;
+                if (!codes) assert_non_null(codes = memcpy(malloc(bytes), ml.shards[0].codes, bytes));
+                assert_memory_equal(codes, ml.shards[0].codes, bytes);
+            }
+            dspark__merged_linear_free(&ml);
+        }
+        dspark__threads_free(t);
+    }
+    dspark_checkpoint_close(f.ckpt);
+    free(codes);
+    free(wide);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +322,7 @@ int main(void)
         cmocka_unit_test(a_missing_or_double_shard_is_named),
         cmocka_unit_test(filling_can_be_cancelled),
         cmocka_unit_test(sizes_that_overflow_are_refused),
+        cmocka_unit_test(digest_is_of_rows_in_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

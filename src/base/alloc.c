@@ -56,3 +56,30 @@ void dspark__free(const dspark_allocator *a, void *ptr, size_t bytes)
     dspark_allocator use = dspark__allocator_or_default(a);
     use.free(use.user, ptr, bytes);
 }
+
+/* Bytes from `at` to where a huge page begins. */
+static size_t to_huge_page(const void *at)
+{
+    return (HUGE_PAGE - (uintptr_t)at % HUGE_PAGE) % HUGE_PAGE;
+}
+
+size_t dspark__huge_pages(const void *at, size_t bytes)
+{
+    const size_t before = to_huge_page(at);
+    return bytes > before ? (bytes - before + HUGE_PAGE - 1) / HUGE_PAGE : 0;
+}
+
+/* By its end: Linux clears a huge page towards the place that was asked for, and clearing upwards takes less
+ * than half the time of clearing downwards (measured, Zen 4: 20 and 46 ms for 537 MB). */
+void dspark__huge_page_bring(void *at, size_t i, const void *end)
+{
+#if defined(MADV_POPULATE_WRITE)
+    const size_t page = 4096, room = ((uintptr_t)end - (uintptr_t)at) - (uintptr_t)end % page;
+    const size_t from = to_huge_page(at) + i * HUGE_PAGE, to = from + HUGE_PAGE < room ? from + HUGE_PAGE : room;
+    if (to >= from + page) (void)madvise((unsigned char *)at + to - page, page, MADV_POPULATE_WRITE);
+#else
+    (void)at;
+    (void)i;
+    (void)end;
+#endif
+}

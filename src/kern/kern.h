@@ -206,6 +206,15 @@ typedef struct dspark__bound_panels {
     float *upper;                /* [n_panels] out */
 } dspark__bound_panels;
 
+/* A panel of a bf16 weight and the digests of its rows in one pass, while the rows that come next are fetched. */
+typedef struct dspark__pack_digest {
+    uint16_t *panel;
+    const void *rows;            /* n_rows <= 48 of k values, `stride` bytes from row to row */
+    size_t stride, n_rows, k;
+    unsigned char (*digests)[16]; /* [n_rows], as digest_rows has them */
+    const void *next;            /* as many rows of which a part is worth fetching meanwhile, or NULL: a hint */
+} dspark__pack_digest;
+
 /* What argmax returns when there is no largest element: a NaN is among them, or there is none. */
 #define DSPARK__NO_ARGMAX SIZE_MAX
 
@@ -286,6 +295,12 @@ typedef struct dspark__kern {
      * past the caches where the level can. 1 when every value is finite; the panel is written whole
      * either way. */
     int (*pack_panel)(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
+
+    /* dspark__digest_bytes of n_rows rows of n bytes, `stride` apart. */
+    void (*digest_rows)(unsigned char (*digests)[16], const void *rows, size_t stride, size_t n_rows, size_t n);
+    /* pack_panel and digest_rows of the same rows at once; NULL where that is not better than one after the
+     * other. */
+    int (*pack_digest)(const dspark__pack_digest *p);
 
     /* NULL, all three, where a level has nothing better than the kernels above. end: row i to out +
      * i * out_stride (elements), any alignment. */

@@ -1,7 +1,6 @@
 /* Filling the shards of a merged linear: modules or rows in memory into panels, on all threads. Every
  * panel is hashed, packed and checked by one thread while it is in that thread's cache, and files are
  * dropped from memory behind the packing. */
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -15,6 +14,12 @@
 /* What is packed between two progress steps: so many bytes, and enough panels to share out. */
 #define PIECE_BYTES (8u << 20)
 #define PIECE_PANELS 16u
+#define PIECE_ROWS 65536u /* at most: each has a digest */
+/* A file's pages are mapped by the system in runs of so many bytes, or larger ones. */
+#define RUN_BYTES (64u << 10)
+#define RUNS_A_TIME 16u
+
+typedef unsigned char row_digest[16];
 
 typedef struct pack_job {
     const dspark__shard *shard;
@@ -25,10 +30,11 @@ typedef struct pack_job {
     size_t stride, row_bytes;
     uint64_t k;
     uint32_t panel0, n_panels;
-    unsigned char *codes; /* of panel codes_from and those behind it */
+    unsigned char *codes; /* of panel codes_from and those behind it; NULL: rows are hashed and not packed */
     uint32_t codes_from;
+    row_digest *digests;  /* of the piece's rows, in order */
+    size_t n_huge, n_runs; /* of the piece: huge pages to bring, runs of the file to map */
     atomic_uint next;
-    atomic_uint turn; /* the panel that enters the digest next */
     atomic_uint bad;      /* the first panel with a weight that is not finite, or UINT32_MAX */
 } pack_job;
 
@@ -38,37 +44,32 @@ static uint64_t rows_of_panel(const pack_job *job, size_t p)
     return left < DSPARK__PANEL ? left : DSPARK__PANEL;
 }
 
-/* Bring a panel's rows into this thread's cache, in order (the packing that follows reads 48 places at
- * once, which memory is slow at). Stops early when it is `mine` turn. */
-static void read_ahead(const pack_job *job, size_t p, uint32_t mine)
+static const unsigned char *row_at(const pack_job *job, size_t row)
 {
-    enum { PAGE = 4096, LINE = 64 };
-    const volatile unsigned char *from = job->rows + p * DSPARK__PANEL * job->stride;
-    const size_t n = (rows_of_panel(job, p) - 1) * job->stride + job->row_bytes;
-    for (size_t page = 0; page < n; page += PAGE) {
-        if (job->fill->digest && atomic_load_explicit(&job->turn, memory_order_relaxed) == mine) return;
-        (void)from[page];
-        for (size_t at = page; at < n && at < page + PAGE; at += LINE)
-            __builtin_prefetch((const void *)(from + at), 0, 2);
-    }
+    return job->rows + row * job->stride;
 }
 
-/* Panels enter the digest in order. A thread that has to wait reads ahead meanwhile; for one that has
- * not, the digest is what brings the panel into the cache. */
-static void digest_panel(pack_job *job, uint32_t i)
+static unsigned char *codes_at(const pack_job *job, size_t p)
 {
-    const size_t p = (size_t)job->panel0 + i;
-    const unsigned char *from = job->rows + p * DSPARK__PANEL * job->stride;
-    const uint64_t n = rows_of_panel(job, p);
-    read_ahead(job, p, i);
-    if (!job->fill->digest) return;
-    while (atomic_load_explicit(&job->turn, memory_order_acquire) != i) sched_yield();
-    if (job->stride == job->row_bytes)
-        dspark__digest_update(job->fill->digest, from, n * job->row_bytes);
-    else
-        for (uint64_t r = 0; r < n; r++)
-            dspark__digest_update(job->fill->digest, from + r * job->stride, job->row_bytes);
-    atomic_store_explicit(&job->turn, i + 1, memory_order_release);
+    return job->codes + (p - job->codes_from) * job->shard->code_stride;
+}
+
+/* Pages of file and memory come before they are used: not one by one under a kernel that has many rows in
+ * flight, and none to two threads at once, which would both clear it. */
+static void bring_task(void *arg, size_t worker)
+{
+    pack_job *job = arg;
+    const size_t n_parts = (job->n_runs + RUNS_A_TIME - 1) / RUNS_A_TIME;
+    const volatile unsigned char *from = row_at(job, (size_t)job->panel0 * DSPARK__PANEL);
+    (void)worker;
+    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_huge + n_parts;) {
+        if (i < job->n_huge) {
+            dspark__huge_page_bring(codes_at(job, job->panel0), i, job->codes + job->shard->bytes);
+            continue;
+        }
+        for (size_t run = (i - job->n_huge) * RUNS_A_TIME, n = 0; n < RUNS_A_TIME && run < job->n_runs; n++, run++)
+            (void)from[run * RUN_BYTES];
+    }
 }
 
 /* Codes of 8 bits that are not finite; no code of 4 bits is. Padding has the value 0. */
@@ -82,15 +83,36 @@ static int codes_are_finite(const dspark__shard *shard, const unsigned char *cod
     return 1;
 }
 
+/* bf16 as it is stored: hashed and packed in one pass where that is better. next: the panel that follows on
+ * this thread. */
+static int pack_bf16(const pack_job *job, size_t p, size_t next, row_digest *digests)
+{
+    const unsigned char *rows = row_at(job, p * DSPARK__PANEL);
+    const uint64_t n = rows_of_panel(job, p);
+    uint16_t *panel = (uint16_t *)(void *)codes_at(job, p);
+    if (job->kern->pack_digest) {
+        dspark__pack_digest all = {panel, rows, job->stride, n, job->k, digests, NULL};
+        if (next < (size_t)job->panel0 + job->n_panels && rows_of_panel(job, next) == DSPARK__PANEL)
+            all.next = row_at(job, next * DSPARK__PANEL);
+        return job->kern->pack_digest(&all);
+    }
+    job->kern->digest_rows(digests, rows, job->stride, n, job->row_bytes);
+    return job->kern->pack_panel(panel, rows, job->stride, n, job->k);
+}
+
 /* 1 when all weights are finite. */
-static int pack_panel(const pack_job *job, size_t p)
+static int pack_panel(const pack_job *job, size_t p, size_t next)
 {
     const dspark__shard *shard = job->shard;
     const dspark__packing *packing = &shard->packing;
     const uint64_t row = p * DSPARK__PANEL, n = rows_of_panel(job, p);
-    dspark__panel_out out = {.codes = job->codes + (p - job->codes_from) * shard->code_stride};
-    if (!shard->scheme || shard->scheme == &dspark__scheme_bf16)
-        return job->kern->pack_panel(out.codes, job->rows + row * job->stride, job->stride, n, job->k);
+    row_digest *digests = job->digests + (p - job->panel0) * DSPARK__PANEL;
+    const int plain = !shard->scheme || shard->scheme == &dspark__scheme_bf16;
+    if (plain && job->codes) return pack_bf16(job, p, next, digests);
+    /* Hashing reads the rows in order and into the cache, as packing would not. */
+    job->kern->digest_rows(digests, row_at(job, row), job->stride, n, job->row_bytes);
+    if (!job->codes) return 1;
+    dspark__panel_out out = {.codes = codes_at(job, p)};
     if (shard->scales) out.scales = shard->scales + p * shard->scale_stride;
     if (shard->group_scales)
         out.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
@@ -105,11 +127,12 @@ static int pack_panel(const pack_job *job, size_t p)
 static void pack_task(void *arg, size_t worker)
 {
     pack_job *job = arg;
+    unsigned i = atomic_fetch_add(&job->next, 1);
     (void)worker;
-    for (uint32_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_panels;) {
-        const unsigned p = job->panel0 + i;
-        digest_panel(job, i);
-        if (pack_panel(job, p)) continue;
+    while (i < job->n_panels) {
+        const unsigned next = atomic_fetch_add(&job->next, 1), p = job->panel0 + i;
+        i = next;
+        if (pack_panel(job, p, (size_t)job->panel0 + next)) continue;
         unsigned seen = atomic_load(&job->bad);
         while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, p)) {
         }
@@ -148,16 +171,25 @@ static dspark_status digest_small_parts(const dspark__fill *f, const dspark_tens
     return DSPARK_OK;
 }
 
-/* Rows [row, row + n) of the shard. The first bad panel, or UINT32_MAX. */
-static unsigned pack_piece(pack_job *job, uint64_t row, uint64_t n)
+static void run_task(pack_job *job, void (*task)(void *arg, size_t worker), size_t n_units)
 {
-    const size_t panels = (size_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
-    size_t workers = dspark__threads_count(job->fill->threads);
-    job->panel0 = (uint32_t)(row / DSPARK__PANEL);
-    job->n_panels = (uint32_t)panels;
+    const size_t workers = dspark__threads_count(job->fill->threads);
     atomic_store(&job->next, 0);
-    atomic_store(&job->turn, 0);
-    dspark__threads_run(job->fill->threads, pack_task, job, workers < panels ? workers : panels);
+    dspark__threads_run(job->fill->threads, task, job, workers < n_units ? workers : n_units);
+}
+
+/* Rows [row, row + n) of the shard, of a file or of memory. The first bad panel, or UINT32_MAX. */
+static unsigned pack_piece(pack_job *job, uint64_t row, uint64_t n, int mapped)
+{
+    job->panel0 = (uint32_t)(row / DSPARK__PANEL);
+    job->n_panels = (uint32_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
+    job->n_runs = mapped ? (size_t)dspark__ceil_div_u64(n * job->row_bytes, RUN_BYTES) : 0;
+    job->n_huge = 0;
+    if (job->codes && !job->fill->packer)
+        job->n_huge = dspark__huge_pages(codes_at(job, job->panel0), job->n_panels * job->shard->code_stride);
+    if (job->n_huge + job->n_runs > RUNS_A_TIME) run_task(job, bring_task, job->n_huge + job->n_runs);
+    run_task(job, pack_task, job->n_panels);
+    if (job->fill->digest) dspark__digest_update(job->fill->digest, job->digests, n * sizeof *job->digests);
     return atomic_load(&job->bad);
 }
 
@@ -182,35 +214,58 @@ static dspark_status fail_row(const pack_job *job, size_t p, const char *name, d
                         (unsigned long long)row, (unsigned long long)column);
 }
 
+static uint64_t rows_of_piece(const pack_job *job)
+{
+    uint64_t rows = PIECE_BYTES / (job->row_bytes ? job->row_bytes : 1);
+    if (rows > PIECE_ROWS) rows = PIECE_ROWS;
+    if (rows < PIECE_PANELS * DSPARK__PANEL) rows = PIECE_PANELS * DSPARK__PANEL;
+    return rows / DSPARK__PANEL * DSPARK__PANEL;
+}
+
+/* A piece is packed: what is there to say of it? */
+static dspark_status end_piece(const pack_job *job, uint64_t n, const dspark_tensor *t, const char *name,
+                               unsigned bad, dspark_error *err)
+{
+    const dspark__fill *f = job->fill;
+    if (bad != UINT32_MAX) return t ? fail_panel(job, bad, t->name, err) : fail_row(job, bad, name, err);
+    if (!job->codes) return DSPARK_OK;
+    if (f->step && f->step(f->user, n * job->row_bytes))
+        return dspark__fail(err, DSPARK_ECANCELLED, name, "cancelled while packing");
+    if (!f->packer) return DSPARK_OK;
+    return dspark__packer_put(f->packer, job->codes, job->n_panels * job->shard->code_stride, err);
+}
+
 /* All of the shard; t is the tensor that holds the rows, or NULL for rows in memory. */
-static dspark_status pack_pieces(pack_job *job, const dspark_tensor *t, const char *name,
-                                 dspark_error *err)
+static dspark_status take_pieces(pack_job *job, const dspark_tensor *t, const char *name, dspark_error *err)
 {
     dspark_status st = DSPARK_OK;
     const dspark__fill *f = job->fill;
-    const uint64_t rows = job->shard->rows, row_bytes = job->row_bytes;
-    uint64_t piece = PIECE_BYTES / (row_bytes ? row_bytes : 1) / DSPARK__PANEL * DSPARK__PANEL;
-    unsigned bad = UINT32_MAX;
-    if (piece < PIECE_PANELS * DSPARK__PANEL) piece = PIECE_PANELS * DSPARK__PANEL;
-    const size_t panels = (size_t)dspark__ceil_div_u64(piece < rows ? piece : rows, DSPARK__PANEL);
-    const size_t codes_bytes = f->packer ? panels * job->shard->code_stride : 0;
-    if (f->packer && !(job->codes = dspark__alloc(job->allocator, codes_bytes, 64)))
-        return dspark__fail_nomem(err, name, codes_bytes);
+    const uint64_t rows = job->shard->rows, piece = rows_of_piece(job);
+    const size_t bytes = (size_t)(piece < rows ? piece : rows) * sizeof *job->digests;
+    job->digests = dspark__alloc(job->allocator, bytes, 64);
+    if (!job->digests) return dspark__fail_nomem(err, name, bytes);
     for (uint64_t row = 0; row < rows && st == DSPARK_OK; row += piece) {
-        uint64_t n = rows - row < piece ? rows - row : piece;
+        const uint64_t n = rows - row < piece ? rows - row : piece;
         if (t && (st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
         if (f->packer) job->codes_from = (uint32_t)(row / DSPARK__PANEL);
-        bad = pack_piece(job, row, n);
-        if (t) dspark__checkpoint_drop(f->ckpt, t, row * row_bytes, n * row_bytes);
-        if (bad != UINT32_MAX) {
-            st = t ? fail_panel(job, bad, t->name, err) : fail_row(job, bad, name, err);
-        } else if (f->step && f->step(f->user, n * row_bytes)) {
-            st = dspark__fail(err, DSPARK_ECANCELLED, name, "cancelled while packing");
-        } else if (f->packer) {
-            st = dspark__packer_put(f->packer, job->codes, job->n_panels * job->shard->code_stride, err);
-        }
+        const unsigned bad = pack_piece(job, row, n, t != NULL);
+        if (t) dspark__checkpoint_drop(f->ckpt, t, row * job->row_bytes, n * job->row_bytes);
+        st = end_piece(job, n, t, name, bad, err);
     }
-    if (f->packer) dspark__free(job->allocator, job->codes, codes_bytes);
+    dspark__free(job->allocator, job->digests, bytes);
+    return st;
+}
+
+/* The same, with memory for a piece's codes where they are not kept. */
+static dspark_status pack_pieces(pack_job *job, const dspark_tensor *t, const char *name, dspark_error *err)
+{
+    const uint64_t rows = job->shard->rows, piece = rows_of_piece(job);
+    const size_t panels = (size_t)dspark__ceil_div_u64(piece < rows ? piece : rows, DSPARK__PANEL);
+    const size_t bytes = panels * job->shard->code_stride;
+    if (!job->fill->packer) return take_pieces(job, t, name, err);
+    if (!(job->codes = dspark__alloc(job->allocator, bytes, 64))) return dspark__fail_nomem(err, name, bytes);
+    dspark_status st = take_pieces(job, t, name, err);
+    dspark__free(job->allocator, job->codes, bytes);
     return st;
 }
 
@@ -278,20 +333,35 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
     return end_shard(ml, s, f, st);
 }
 
+/* Rows of t, or in memory when it is NULL. */
+static dspark_status hash_shard(const dspark__merged_linear *ml, uint32_t s, const dspark__fill *f,
+                                const void *rows, size_t stride, size_t row_bytes, const dspark_tensor *t,
+                                dspark_error *err)
+{
+    dspark__kern kern;
+    dspark__fill fill = *f;
+    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
+    if (st != DSPARK_OK) return st;
+    fill.packer = NULL;
+    pack_job job = {.shard = &ml->shards[s], .fill = &fill, .kern = &kern, .allocator = &ml->allocator,
+                    .rows = rows, .stride = stride, .row_bytes = row_bytes, .k = ml->k, .bad = UINT32_MAX};
+    return take_pieces(&job, t, ml->name, err);
+}
+
 dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32_t s,
                                          const dspark__fill *f, dspark_error *err)
 {
     const dspark_tensor *t = main_part(f->module);
     if (!t) return dspark__fail(err, DSPARK_EMODEL, f->module->name, "has no weight");
-    const uint64_t end = t->n_bytes / ml->shards[s].rows * ml->shards[s].rows;
+    const size_t row_bytes = (size_t)(t->n_bytes / ml->shards[s].rows);
     dspark_status st = digest_small_parts(f, t, err);
-    for (uint64_t at = 0; st == DSPARK_OK && at < end; at += PIECE_BYTES) {
-        const uint64_t n = end - at < PIECE_BYTES ? end - at : PIECE_BYTES;
-        if ((st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
-        dspark__digest_update(f->digest, (const unsigned char *)t->data + at, n);
-        dspark__checkpoint_drop(f->ckpt, t, at, n);
-    }
-    return st;
+    return st == DSPARK_OK ? hash_shard(ml, s, f, t->data, row_bytes, row_bytes, t, err) : st;
+}
+
+dspark_status dspark__merged_linear_hash_rows(const dspark__merged_linear *ml, uint32_t s, const void *rows,
+                                              size_t stride, const dspark__fill *f, dspark_error *err)
+{
+    return hash_shard(ml, s, f, rows, stride, (size_t)ml->k * 2, NULL, err);
 }
 
 dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, const void *rows,

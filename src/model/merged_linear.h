@@ -83,7 +83,7 @@ typedef struct dspark__fill {
     const dspark__module *module;
     const dspark__quant_rule *rule;   /* NULL: the config says nothing of it */
     dspark__threads *threads;
-    dspark__digest *digest;           /* of the file's bytes; may be NULL */
+    dspark__digest *digest;           /* takes a digest of each row as stored, in order; may be NULL */
     int (*step)(void *user, uint64_t bytes); /* hears the bytes of each piece; non-zero cancels; NULL */
     void *user;
     struct dspark__packer *packer;    /* takes the packed bytes, which are then kept nowhere; or NULL */
@@ -98,6 +98,10 @@ dspark_status dspark__merged_linear_fill(dspark__merged_linear *ml, uint32_t s,
 /* Feed the fill's digest with what filling from this module feeds it, and pack nothing. */
 dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32_t s,
                                          const dspark__fill *fill, dspark_error *err);
+
+/* The same for rows in memory, as dspark__merged_linear_fill_rows takes them. */
+dspark_status dspark__merged_linear_hash_rows(const dspark__merged_linear *ml, uint32_t s, const void *rows,
+                                              size_t stride, const dspark__fill *fill, dspark_error *err);
 
 /* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
 dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,

@@ -160,7 +160,9 @@ static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const
 /* Everything that is filled from now on goes into *digest; unless a prepacked file's word is enough. */
 static void begin_digest(dspark__filler *f, dspark__digest *digest, int trusted)
 {
+    static const char which[] = "dspark fingerprint 2"; /* another definition is another number */
     dspark__digest_init(digest);
+    dspark__digest_update(digest, which, sizeof which);
     f->digest = trusted ? NULL : digest;
 }
 
@@ -338,7 +340,8 @@ dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
     dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .opts = opts,
                         .packer = packer, .total = count_work(m)};
     if ((st = open_prepacked(&f, path, err)) != DSPARK_OK) goto fail;
-    const uint32_t n_threads = f.prepacked ? 1 : opts->n_threads; /* nothing to pack: no pool */
+    /* Nothing to pack and nothing to hash: no pool. A host's LM head is hashed in any case. */
+    const uint32_t n_threads = f.prepacked && f.trusted && !opts->lm_head ? 1 : opts->n_threads;
     if ((st = dspark__threads_create(&threads, n_threads, NULL, &a, err)) != DSPARK_OK) goto fail;
     f.threads = threads;
     if ((st = fill_context(&f, err)) != DSPARK_OK) goto fail;

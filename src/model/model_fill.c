@@ -116,9 +116,9 @@ dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, ui
     f->row_bytes = f->row_work = (uint64_t)ml->k * 2;
     dspark__fill_mark(f, ml->name, ml->shards[shard].rows, ml->k);
     if (!f->prepacked) return dspark__merged_linear_fill_rows(ml, shard, rows, stride, &fill, err);
-    for (size_t r = 0; f->digest && r < ml->shards[shard].rows; r++)
-        dspark__digest_update(f->digest, (const unsigned char *)rows + r * stride, (size_t)ml->k * 2);
-    return take_shard(f, ml, shard, err);
+    dspark_status st = DSPARK_OK;
+    if (f->digest) st = dspark__merged_linear_hash_rows(ml, shard, rows, stride, &fill, err);
+    return st == DSPARK_OK ? take_shard(f, ml, shard, err) : st;
 }
 
 dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,

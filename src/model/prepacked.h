@@ -18,7 +18,7 @@
 #include "ckpt/checkpoint.h"
 #include "model/merged_linear.h"
 
-#define DSPARK__PREPACKED_VERSION 1u
+#define DSPARK__PREPACKED_VERSION 2u
 /* The layout of panels, of which bf16 and codes have one each (kern/kern.h). Whoever changes a byte of
  * one counts this up. */
 #define DSPARK__PANEL_LAYOUT 1u

@@ -11,7 +11,7 @@
 #include "ckpt/writer.h"
 #include "model/session.h"
 
-#define FORMAT "dspark session 1"
+#define FORMAT "dspark session 2"
 
 static void entries_name(char name[64], uint32_t layer)
 {

@@ -1,4 +1,5 @@
 /* Weight rows into panels: the one layout that every level reads. Data movement only. */
+#include "base/digest.h"
 #include "kern/levels.h"
 
 #include <string.h>
@@ -32,6 +33,13 @@ int dspark__pack_panel__ref(uint16_t *panel, const void *w, size_t stride, size_
                                j < n_rows ? from + j * stride : NULL, pair0, pair1, k);
     }
     return finite;
+}
+
+void dspark__digest_rows__ref(unsigned char (*digests)[16], const void *rows, size_t stride, size_t n_rows,
+                              size_t n)
+{
+    for (size_t j = 0; j < n_rows; j++)
+        dspark__digest_bytes((const unsigned char *)rows + j * stride, n, digests[j]);
 }
 
 void dspark__pack_bf16(uint16_t *panels, const void *w, size_t n_rows, size_t k)

@@ -36,6 +36,7 @@ void dspark__kern_ref(dspark__kern *k)
     k->attend_finish = dspark__attend_finish__ref;
     k->pack_entries = dspark__pack_entries__ref;
     k->pack_panel = dspark__pack_panel__ref;
+    k->digest_rows = dspark__digest_rows__ref;
     k->e4m3_to_bf16 = dspark__e4m3_to_bf16__ref;
     k->e5m2_to_bf16 = dspark__e5m2_to_bf16__ref;
     k->silu_mul = dspark__silu_mul__ref;
