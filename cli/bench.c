@@ -107,8 +107,9 @@ static int check_combination(const args_command *command, const written *w, cons
         {"tokens", w->tokens != NULL,
          WITH(BENCH_CONTEXT) | WITH(BENCH_LINEAR) | WITH(BENCH_LOAD) | WITH(BENCH_GROWTH),
          "context, linear, load and growth"},
-        {"formats", w->formats != NULL, WITH(BENCH_CONTEXT) | WITH(BENCH_DRAFT) | WITH(BENCH_LINEAR),
-         "context, draft and linear"},
+        {"formats", w->formats != NULL,
+         WITH(BENCH_CONTEXT) | WITH(BENCH_DRAFT) | WITH(BENCH_LINEAR) | WITH(BENCH_LOAD),
+         "context, draft, linear and load"},
         {"contexts", w->contexts != NULL, ALL_DRAFTS | WITH(BENCH_GROWTH), "draft, linear, attention and growth"},
         {"sequences", w->sequences != NULL, ALL_DRAFTS | WITH(BENCH_GROWTH), "draft, linear, attention and growth"},
         {"cache-dtype", w->caches != NULL, WITH(BENCH_DRAFT) | WITH(BENCH_ATTENTION), "draft and attention"},
@@ -130,6 +131,8 @@ static int check_combination(const args_command *command, const written *w, cons
     if (a->settings.n > BENCH_MAX_SETTINGS) return args_complain(command, "--set: too many settings");
     if (a->checkpoint && a->what == BENCH_GROWTH)
         return args_complain(command, "--what growth makes its own checkpoints: no CKPT");
+    if (w->formats && a->prepacked)
+        return args_complain(command, "--prepacked is of CKPT as it is: no --formats");
     if (w->formats && a->path_given)
         return args_complain(command, "--formats measures the one pass only: no --path");
     return ARGS_RUN;

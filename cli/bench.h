@@ -95,7 +95,8 @@ typedef struct bench_run {
     const char *format;   /* of all its rows; NULL: the checkpoint's own, or rows say it */
     uint32_t n_threads;
     dspark_isa isa;
-    double compute_gflops[2], read_gbs[2], copy_gbs[2]; /* before, after; copy 0 = not asked for */
+    double compute_gflops[2], read_gbs[2]; /* before, after */
+    double copy_gbs[2], fresh_gbs[2]; /* into memory that was used before, or that is new; 0 = not asked for */
     bench_hot hot[BENCH_MAX_HOT];
     size_t n_hot;
     double load[2];       /* of one minute */
@@ -156,8 +157,9 @@ double bench_limit(const double probes[2]);
 
 /* Push the weights out of every cache by reading something larger, which is a read probe as well. */
 dspark_status bench_evict(const bench_report *r, uint32_t n_threads, double *gbs, dspark_error *err);
-/* GB/s (bytes copied, each counted once) of memcpy from one half of the buffer to the other. */
-dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double seconds, double *gbs,
+/* GB/s (bytes copied, each counted once) of memcpy from one half of the buffer to the other, or with `fresh` to
+ * memory that the system must bring: huge pages, where there are any. */
+dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double seconds, int fresh, double *gbs,
                                dspark_error *err);
 
 /* Numbers of threads and instruction sets of --threads and --isa, in turn: run i of bench_n_runs. */
@@ -187,6 +189,13 @@ typedef struct bench_sizes {
     uint64_t context_proj, q_a, kv_a, q_b, kv_b, o, gate_up, down, markov, lm_head;
 } bench_sizes;
 dspark_status bench_read_sizes(const char *path, bench_sizes *s, dspark_error *err);
+
+/* Write `source` in a format to `folder` in the report's temporary folder; "" when it has that format already, for
+ * DSPARK_FORMAT_NONE, or when it is not usable. sizes are those of what is to be opened. */
+#define BENCH_COPY_PATH 4104
+dspark_status bench_copy_format(bench_report *r, char folder[BENCH_COPY_PATH], bench_sizes *sizes,
+                                const char *source, dspark_format format, int context_only,
+                                uint32_t n_threads, dspark_error *err);
 
 /* Open `source` with these parts (and a made-up LM head, see opts) in a format: as it is for
  * DSPARK_FORMAT_NONE and for a plain checkpoint and bf16, else a copy that is written to the report's

@@ -165,24 +165,32 @@ static dspark_status write_copy(const char *source, const char *folder, dspark_f
     return st;
 }
 
+dspark_status bench_copy_format(bench_report *r, char folder[BENCH_COPY_PATH], bench_sizes *sizes,
+                                const char *source, dspark_format format, int context_only,
+                                uint32_t n_threads, dspark_error *err)
+{
+    dspark_status st = bench_read_sizes(source, sizes, err);
+    folder[0] = 0;
+    /* What is not usable is opened at once: that says why. */
+    if (st != DSPARK_OK || !sizes->context_kv || format == DSPARK_FORMAT_NONE ||
+        (format == DSPARK_FORMAT_BF16 && !sizes->quantised))
+        return st;
+    if ((st = bench_make_directory(r, err)) != DSPARK_OK) return st;
+    snprintf(folder, BENCH_COPY_PATH, "%s/copy", r->directory);
+    st = write_copy(source, folder, format, context_only, n_threads, err);
+    return st == DSPARK_OK ? bench_read_sizes(folder, sizes, err) : st;
+}
+
 dspark_status bench_open_format(bench_report *r, dspark_model **model, bench_sizes *sizes,
                                 const char *source, dspark_format format,
                                 const dspark_model_opts *opts, dspark_error *err)
 {
-    const char *path = source;
-    char folder[sizeof r->directory + 8] = "";
+    char folder[BENCH_COPY_PATH];
     dspark_model_opts own = *opts;
     progress bar;
-    dspark_status st = bench_read_sizes(source, sizes, err);
-    /* What is not usable is opened at once: that says why. */
-    if (st == DSPARK_OK && sizes->context_kv && format != DSPARK_FORMAT_NONE &&
-        (format != DSPARK_FORMAT_BF16 || sizes->quantised)) {
-        if ((st = bench_make_directory(r, err)) != DSPARK_OK) return st;
-        snprintf(folder, sizeof folder, "%s/copy", r->directory);
-        path = folder;
-        st = write_copy(source, folder, format, !(opts->parts & DSPARK_PART_BLOCK), opts->n_threads, err);
-        if (st == DSPARK_OK) st = bench_read_sizes(folder, sizes, err);
-    }
+    dspark_status st = bench_copy_format(r, folder, sizes, source, format, !(opts->parts & DSPARK_PART_BLOCK),
+                                         opts->n_threads, err);
+    const char *path = folder[0] ? folder : source;
     own.progress = progress_update;
     own.progress_user = &bar;
     progress_start(&bar, "packing", PROGRESS_BYTES);

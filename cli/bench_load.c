@@ -205,13 +205,14 @@ static dspark_status measure_way(loader *l, const way *w, dspark_error *err)
     return w->calls ? add_calls(l, err) : DSPARK_OK;
 }
 
-static dspark_status measure_run(loader *l, size_t i, dspark_error *err)
+static dspark_status measure_run(loader *l, size_t i, const char *format, dspark_error *err)
 {
     size_t k;
     /* As many threads as a model's packing would take. */
     uint32_t n_threads = bench_run_threads(l->args, i);
     dspark_status st = bench_run_begin(&l->run, l->report, bench_run_isa(l->args, i),
                                        n_threads ? n_threads : l->report->n_processors, 1, err);
+    if (l->run) l->run->format = format;
     if (st == DSPARK_OK) st = measure_headers(l, err);
     for (k = 0; st == DSPARK_OK && k < N_WAYS; k++) {
         if ((ways[k].parts & DSPARK_PART_BLOCK) && l->sizes.context_only) continue;
@@ -222,23 +223,44 @@ static dspark_status measure_run(loader *l, size_t i, dspark_error *err)
     return st == DSPARK_OK ? bench_run_end(l->report, l->run, err) : st;
 }
 
+/* All runs over the checkpoint in one format. */
+static dspark_status measure_format(loader *l, const char *source, dspark_format format, dspark_error *err)
+{
+    char folder[BENCH_COPY_PATH];
+    size_t i;
+    dspark_status st = bench_read_sizes(source, &l->sizes, err);
+    if (st == DSPARK_OK)
+        st = bench_copy_format(l->report, folder, &l->sizes, source, format, l->sizes.context_only, 0, err);
+    else
+        folder[0] = 0;
+    l->source = folder[0] ? folder : source;
+    progress_start(&l->bar, "loading", PROGRESS_STEPS);
+    l->done = 0;
+    for (i = 0; st == DSPARK_OK && i < bench_n_runs(l->args); i++)
+        st = measure_run(l, i, format == DSPARK_FORMAT_NONE ? NULL : dspark_format_name(format), err);
+    progress_end(&l->bar);
+    if (folder[0]) bench_remove_folder(folder);
+    return st;
+}
+
 dspark_status bench_load(bench_report *r, dspark_error *err)
 {
     loader l;
-    size_t i, n_runs = bench_n_runs(r->args);
+    size_t i;
+    const char *source;
     dspark_status st;
     memset(&l, 0, sizeof l);
     l.report = r;
     l.args = r->args;
     l.n_repeats = r->args->repeat ? (size_t)r->args->repeat : DEFAULT_REPEATS;
     if (l.n_repeats > MAX_REPEATS) l.n_repeats = MAX_REPEATS;
-    st = bench_find_checkpoint(r, 1, &l.source, err);
-    if (st == DSPARK_OK) st = bench_read_sizes(l.source, &l.sizes, err);
-    if (st == DSPARK_OK && !l.sizes.context_only && !r->args->target) st = bench_make_head(&l.head, l.source, err);
-    progress_start(&l.bar, "loading", PROGRESS_STEPS);
-    l.steps = n_runs * l.n_repeats * ((l.sizes.context_only ? 2 : 3) + (l.args->prepacked != NULL));
-    for (i = 0; st == DSPARK_OK && i < n_runs; i++) st = measure_run(&l, i, err);
-    progress_end(&l.bar);
+    st = bench_find_checkpoint(r, 1, &source, err);
+    if (st == DSPARK_OK) st = bench_read_sizes(source, &l.sizes, err);
+    if (st == DSPARK_OK && !l.sizes.context_only && !r->args->target) st = bench_make_head(&l.head, source, err);
+    l.steps = bench_n_runs(r->args) * l.n_repeats *
+              ((l.sizes.context_only ? 2 : 3) + (l.args->prepacked != NULL));
+    for (i = 0; st == DSPARK_OK && i < (r->args->n_formats ? r->args->n_formats : 1); i++)
+        st = measure_format(&l, source, r->args->n_formats ? r->args->formats[i] : DSPARK_FORMAT_NONE, err);
     bench_remove_directory(r);
     free((void *)l.head.data);
     return st;

@@ -55,6 +55,7 @@ static void print_limits(const bench_report *r, const bench_run *run)
         print_limit(name, run->hot[i].gbs, "GB/s");
     }
     if (run->copy_gbs[0] > 0) print_limit("            copy", run->copy_gbs, "GB/s");
+    if (run->copy_gbs[0] > 0) print_limit("            copy to fresh memory", run->fresh_gbs, "GB/s");
 }
 
 static void print_machine(const bench_report *r)
@@ -122,7 +123,10 @@ static columns find_columns(const bench_report *r, const bench_run *run)
         c.byte_share |= row->byte_share > 0;
         c.faults |= row->n_faults > 0;
         c.peak |= row->peak_bytes > 0;
-        if (row->ratio_key) c.ratio_name = strcmp(row->ratio_key, "bf16_over_format") == 0 ? "vs bf16" : "ratio";
+        if (row->ratio_key)
+            c.ratio_name = strcmp(row->ratio_key, "bf16_over_format") == 0 ? "vs bf16"
+                           : strcmp(row->ratio_key, "of_fresh_copy") == 0  ? "of fresh"
+                                                                           : "ratio";
     }
     c.layers = run->part && strcmp(run->part, "layers") == 0;
     c.whole_only = c.layers || (run->part && strcmp(run->part, "sequences") == 0);
@@ -204,7 +208,8 @@ static void print_notes(const bench_report *r)
     if (r->args->what == BENCH_CONTEXT && !r->args->n_formats)
         printf("\nratio: the median over that of onepass (taps->cache full: over taps->cache onepass).\n");
     if (r->args->what == BENCH_LOAD)
-        printf("\npack: bytes of packed weights; its roofline is memcpy by as many threads. faults, peak: pages\n"
+        printf("\npack: bytes of packed weights; its roofline is memcpy by as many threads to memory that was used\n"
+               "before; of fresh: the same to memory that the system must bring, as an opening's. faults, peak: pages\n"
                "that the system had to bring in the first repeat, and the largest resident size.\n");
     else
         printf("\nroofline: max(bytes / read, flops / compute). weights: cold ones come from memory (the caches\n"
@@ -295,6 +300,7 @@ static json_t *run_json(const bench_report *r, const bench_run *run)
     out_set(o, "compute_gflops", json_pair(run->compute_gflops));
     out_set(o, "read_gbs", json_pair(run->read_gbs));
     if (run->copy_gbs[0] > 0) out_set(o, "copy_gbs", json_pair(run->copy_gbs));
+    if (run->copy_gbs[0] > 0) out_set(o, "fresh_copy_gbs", json_pair(run->fresh_gbs));
     for (i = 0; i < run->n_hot; i++) out_set(hot, run->hot[i].name, json_pair(run->hot[i].gbs));
     out_set(o, "hot_read_gbs", hot);
     out_set(o, "load", json_pair(run->load));

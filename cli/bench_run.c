@@ -1,6 +1,7 @@
 /* dspark bench: runs. Probes before and after, reads between the repeats, medians and rooflines. Knows
  * nothing about what is measured. */
 #include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -104,7 +105,18 @@ static void *copy_bytes(void *arg)
     return NULL;
 }
 
-dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double seconds, double *gbs,
+/* Huge pages that nobody has touched; NULL without memory. base: what to unmap, HUGE_PAGE longer. */
+static unsigned char *map_fresh(size_t n, void **base)
+{
+    unsigned char *at;
+    *base = mmap(NULL, n + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*base == MAP_FAILED) return NULL;
+    at = (unsigned char *)*base + (HUGE_PAGE - (uintptr_t)*base % HUGE_PAGE) % HUGE_PAGE;
+    madvise(at, n, MADV_HUGEPAGE);
+    return at;
+}
+
+dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double seconds, int fresh, double *gbs,
                                dspark_error *err)
 {
     copier copiers[MAX_THREADS];
@@ -114,10 +126,12 @@ dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double
     size_t i, round;
     int failed = 0;
     for (round = 0; round < 3 || out_clock() - started < seconds; round++) {
+        void *base = NULL;
+        unsigned char *to = fresh ? map_fresh(half, &base) : r->buffer + half;
+        if (!to) return out_set_error(err, DSPARK_ENOMEM, "", "no memory for the copy probe");
         t = out_clock();
         for (i = 0; i < n; i++) { /* starting a thread takes some 50 us of many ms */
-            copiers[i] = (copier){.to = r->buffer + half + i * part, .from = r->buffer + i * part,
-                                  .n_bytes = part};
+            copiers[i] = (copier){.to = to + i * part, .from = r->buffer + i * part, .n_bytes = part};
             if (i) copiers[i].started = !pthread_create(&copiers[i].thread, NULL, copy_bytes, &copiers[i]);
             failed |= i && !copiers[i].started;
         }
@@ -126,10 +140,19 @@ dspark_status bench_probe_copy(const bench_report *r, uint32_t n_threads, double
             if (copiers[i].started) pthread_join(copiers[i].thread, NULL);
         t = out_clock() - t;
         if (t < best) best = t;
+        if (base) munmap(base, half + HUGE_PAGE);
         if (failed) return out_set_error(err, DSPARK_ENOMEM, "", "no thread for the copy probe");
     }
     *gbs = (double)(part * n) / (best > 1e-9 ? best : 1e-9) * 1e-9;
     return DSPARK_OK;
+}
+
+/* Both copies. */
+static dspark_status probe_copies(const bench_report *r, bench_run *run, int after, dspark_error *err)
+{
+    dspark_status st = bench_probe_copy(r, run->n_threads, probe_seconds(r), 0, &run->copy_gbs[after], err);
+    if (st != DSPARK_OK) return st;
+    return bench_probe_copy(r, run->n_threads, probe_seconds(r), 1, &run->fresh_gbs[after], err);
 }
 
 /* The probe reads at least three times: a third of the buffer, unless that is not much more than the caches. */
@@ -187,8 +210,7 @@ dspark_status bench_run_begin(bench_run **out, bench_report *r, dspark_isa isa, 
     run->steal_percent = -1;
     if (!bench_read_steal(&run->ticks[0], &run->ticks[1])) run->ticks[1] = -1;
     st = probe_machine(r, run, 0, err);
-    if (st == DSPARK_OK && with_copy)
-        st = bench_probe_copy(r, n_threads, probe_seconds(r), &run->copy_gbs[0], err);
+    if (st == DSPARK_OK && with_copy) st = probe_copies(r, run, 0, err);
     *out = run;
     return st;
 }
@@ -231,6 +253,10 @@ static void fill_roofline(const bench_run *run, bench_row *row)
     else if (!(row->limit_gbs > 0)) /* no reads between the repeats: those before and after */
         row->limit_gbs = bench_limit(run->read_gbs);
     by_bytes = row->bytes / (row->limit_gbs * 1e9);
+    if (row->limit == BENCH_BY_COPY && row->p50 > 0) {
+        row->ratio = row->bytes / (bench_limit(run->fresh_gbs) * 1e9) / row->p50;
+        row->ratio_key = "of_fresh_copy";
+    }
     row->roofline = by_bytes > by_compute ? by_bytes : by_compute;
 }
 
@@ -240,8 +266,7 @@ dspark_status bench_run_end(bench_report *r, bench_run *run, dspark_error *err)
     dspark_status st = probe_machine(r, run, 1, err);
     size_t i;
     for (i = 0; st == DSPARK_OK && i < run->n_hot; i++) st = probe_hot(r, run, i, 1, err);
-    if (st == DSPARK_OK && run->copy_gbs[0] > 0)
-        st = bench_probe_copy(r, run->n_threads, probe_seconds(r), &run->copy_gbs[1], err);
+    if (st == DSPARK_OK && run->copy_gbs[0] > 0) st = probe_copies(r, run, 1, err);
     if (st != DSPARK_OK) return st;
     if (run->ticks[1] >= 0 && bench_read_steal(&steal, &total) && total > run->ticks[1])
         run->steal_percent = 100 * (steal - run->ticks[0]) / (total - run->ticks[1]);

@@ -536,6 +536,20 @@ static void test_load(void **state)
     json_decref(doc);
     check_csv("o.csv", 6);
     check_svg("o.svg", 1);
+    doc = report("tiny --what load --formats bf16,fp8-channel,nvfp4 --repeat 1 --buffer 1M --threads 1", 3);
+    for (i = 0; i < 3; i++) {
+        static const char *const formats[] = {"bf16", "fp8-channel", "nvfp4"};
+        run = run_at(doc, i);
+        assert_string_equal(string_in(run, "format"), formats[i]);
+        assert_int_equal(json_array_size(rows_of(doc, i)), 6);
+        if (i)
+            assert_true(number_in(run, "resident_bytes") < number_in(run_at(doc, i - 1), "resident_bytes"));
+        row = json_array_get(rows_of(doc, i), 2);
+        assert_float_equal(number_in(row, "of_fresh_copy"),
+                           number_in(row, "bytes") / better(json_object_get(run, "fresh_copy_gbs")) * 1e-9 /
+                               number_in(row, "p50_seconds"), 1e-6);
+    }
+    json_decref(doc);
     doc = report("--preset tiny --what load --repeat 1 --buffer 1M --threads 1", 1); /* made: the context part */
     assert_int_equal(json_array_size(rows_of(doc, 0)), 5);
     json_decref(doc);
