@@ -83,6 +83,36 @@ static void test_rows(void **state)
     }
 }
 
+/* Every level's kernel writes the whole panel, over rubbish, as the definition has it. */
+static void test_kernels(void **state)
+{
+    static const size_t sizes[] = {63, 64, 127, 128, 129, 190, 256, 1000, 7168};
+    uint64_t seed = 54321;
+    (void)state;
+    for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++) {
+        dspark__kern kern;
+        if (!dspark__isa_available((dspark_isa)isa)) continue;
+        assert_int_equal(dspark__kern_select(&kern, (dspark_isa)isa, NULL), DSPARK_OK);
+        for (size_t a = 0; a < sizeof sizes / sizeof *sizes; a++)
+            for (size_t n = 47; n <= 48; n++)
+                for (unsigned bits = 4; bits <= 8; bits += 4)
+                    for (unsigned flip = 0; flip < 2; flip++) {
+                        const size_t k = sizes[a], bytes = bits == 8 ? k : (k + 1) / 2, stride = bytes + a % 3;
+                        const size_t total = (n - 1) * stride + bytes, size = (k + 7) / 8 * 8 * 48 * bits / 8;
+                        const uint8_t x = flip ? bits == 8 ? 0x80 : 8 : 0;
+                        uint8_t *rows = malloc(total), *panel = aligned_alloc(64, (size + 63) / 64 * 64);
+                        dspark__panel_out out = {.kern = &kern, .codes = panel};
+                        assert_true(rows && panel);
+                        for (size_t i = 0; i < total; i++) rows[i] = (uint8_t)(next_random(&seed) >> 9);
+                        memset(panel, 0x5a, size);
+                        dspark__layout_panel(&out, bits, rows, stride, n, k, x);
+                        compare(panel, rows, stride, n, k, bits, x);
+                        free(rows);
+                        free(panel);
+                    }
+    }
+}
+
 static void test_single_codes(void **state)
 {
     uint8_t *panel8 = calloc(24 * 48, 1), *panel4 = calloc(24 * 48, 1);
@@ -179,6 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_single_codes),
         cmocka_unit_test(test_fp8_tables),
         cmocka_unit_test(test_small_tables),

@@ -351,7 +351,7 @@ static void test_flushing_thread(void **state)
     (void)state;
     assert_non_null(codes);
     for (int v = 0; v < 3; v++) {
-        dspark__panel_out out = {codes, NULL, NULL, scales};
+        dspark__panel_out out = {NULL, codes, NULL, NULL, scales};
         uint8_t bytes[48 * 2] = {0};
         dspark_status st;
         add("weight", v == 1 ? DSPARK_F32 : DSPARK_F8_E4M3, 1, 64);

@@ -298,6 +298,10 @@ typedef struct dspark__kern {
 
     /* dspark__digest_bytes of n_rows rows of n bytes, `stride` apart. */
     void (*digest_rows)(unsigned char (*digests)[16], const void *rows, size_t stride, size_t n_rows, size_t n);
+    /* Whole panels of 48 rows of k codes, `bits` 8 or 4 each (nibbles, low first), each xored with `flip`: writes
+     * the first places of the panel, past the caches, and returns how many, a multiple of 64 up to k; the rest is
+     * the caller's. NULL where a level has nothing better than quant/layout.c. */
+    size_t (*pack_codes)(uint8_t *panel, const void *rows, size_t stride, size_t k, uint32_t bits, uint8_t flip);
     /* pack_panel and digest_rows of the same rows at once; NULL where that is not better than one after the
      * other. */
     int (*pack_digest)(const dspark__pack_digest *p);

@@ -72,14 +72,16 @@ static void bring_task(void *arg, size_t worker)
     }
 }
 
-/* Codes of 8 bits that are not finite; no code of 4 bits is. Padding has the value 0. */
-static int codes_are_finite(const dspark__shard *shard, const unsigned char *codes)
+/* No code of these rows stands for a number that is not finite; none of 4 bits does. Codes of 8 bits that can are
+ * packed as they are stored. */
+static int codes_are_finite(const pack_job *job, size_t p)
 {
-    const dspark__packing *packing = &shard->packing;
+    const dspark__packing *packing = &job->shard->packing;
+    const uint64_t row = p * DSPARK__PANEL, n = rows_of_panel(job, p);
     if (packing->bits != 8) return 1;
     for (int c = 0; c < 256; c++)
-        if ((packing->format.table[c] & 0x7f80u) == 0x7f80u && memchr(codes, c, shard->code_stride))
-            return 0;
+        for (uint64_t r = row; (packing->format.table[c] & 0x7f80u) == 0x7f80u && r < row + n; r++)
+            if (memchr(row_at(job, r), c, job->row_bytes)) return 0;
     return 1;
 }
 
@@ -112,16 +114,16 @@ static int pack_panel(const pack_job *job, size_t p, size_t next)
     /* Hashing reads the rows in order and into the cache, as packing would not. */
     job->kern->digest_rows(digests, row_at(job, row), job->stride, n, job->row_bytes);
     if (!job->codes) return 1;
-    dspark__panel_out out = {.codes = codes_at(job, p)};
+    dspark__panel_out out = {.kern = job->kern, .codes = codes_at(job, p)};
     if (shard->scales) out.scales = shard->scales + p * shard->scale_stride;
     if (shard->group_scales)
         out.group_scales = shard->group_scales + p * shard->n_groups * DSPARK__PANEL;
     if (shard->row_scales) out.row_scales = shard->row_scales + p * DSPARK__PANEL;
-    if (packing->bits != 16) memset(out.codes, 0, shard->code_stride);
+    if (!codes_are_finite(job, p)) return 0;
     shard->scheme->pack(job->fill->module, packing, job->fill->rule, row, n, shard->rows, job->k, &out);
     if (packing->bits == 16)
         return job->kern->finite_bf16(out.codes, dspark__panel_elements(job->k));
-    return codes_are_finite(shard, out.codes);
+    return 1;
 }
 
 static void pack_task(void *arg, size_t worker)

@@ -196,7 +196,7 @@ static void pack(const dspark__module *m, const dspark__packing *p, const dspark
     dspark__scale_map map = map_of(m, q, kind_of(m, q, rows, k), k);
 
     (void)p;
-    dspark__layout_rows8(out->codes, w + row0 * k, k, n, k, 0);
+    dspark__layout_panel(out, 8, w + row0 * k, k, n, k, 0);
     dspark__scale_map_write(&map, row0, n, k, out);
 }
 

@@ -394,14 +394,13 @@ static void pack(const dspark__module *m, const dspark__packing *p, const dspark
     uint64_t stride = f.packed ? 4 * f.words : k;
     w += row0 * stride;
     (void)rows;
-    if (p->permuted)
-        pack_permuted(&f, p->bits, row0, n, k, out->codes);
-    else if (f.bits == 4)
-        dspark__layout_rows4(out->codes, w, stride, n, k, 8);
-    else if (f.bits == 8)
-        dspark__layout_rows8(out->codes, w, stride, n, k, f.packed ? 0x80 : 0);
-    else
-        pack_narrow(&f, row0, n, k, out->codes);
+    if (!p->permuted && (f.bits == 4 || f.bits == 8)) {
+        dspark__layout_panel(out, f.bits, w, stride, n, k, f.bits == 4 ? 8 : f.packed ? 0x80 : 0);
+    } else {
+        dspark__layout_clear(out, p->bits, k);
+        if (p->permuted) pack_permuted(&f, p->bits, row0, n, k, out->codes);
+        else pack_narrow(&f, row0, n, k, out->codes);
+    }
     if (f.zero_point) pack_zero_points(&f, p, row0, n, k, out);
     dspark__scale_map_write(&f.map, row0, n, k, out);
 }

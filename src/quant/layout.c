@@ -70,3 +70,27 @@ void dspark__layout_rows4(uint8_t *panel, const uint8_t *rows, size_t stride, si
         }
     }
 }
+
+static size_t panel_bytes(uint32_t bits, size_t k)
+{
+    const dspark__code_format f = {.bits = bits};
+    return dspark__code_panel_bytes(&f, k);
+}
+
+void dspark__layout_clear(const dspark__panel_out *out, uint32_t bits, size_t k)
+{
+    memset(out->codes, 0, panel_bytes(bits, k));
+}
+
+void dspark__layout_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
+                          size_t n_rows, size_t k, uint8_t flip)
+{
+    size_t done = 0;
+    if (n_rows == DSPARK__PANEL && out->kern && out->kern->pack_codes)
+        done = out->kern->pack_codes(out->codes, rows, stride, k, bits, flip);
+    const size_t bytes = done * bits / 8;
+    uint8_t *rest = (uint8_t *)out->codes + bytes * DSPARK__PANEL;
+    memset(rest, 0, panel_bytes(bits, k) - bytes * DSPARK__PANEL);
+    if (bits == 8) dspark__layout_rows8(rest, rows + bytes, stride, n_rows, k - done, flip);
+    else dspark__layout_rows4(rest, rows + bytes, stride, n_rows, k - done, flip);
+}

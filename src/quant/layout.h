@@ -1,12 +1,19 @@
-/* Codes of rows into the panel layouts of kern/kern.h: data movement, no arithmetic. A panel's
- * codes are zero before, and code 0 has the value 0: what is not written is padding. */
+/* Codes of rows into the panel layouts of kern/kern.h: data movement, no arithmetic. A panel's codes are zero
+ * before, but for dspark__layout_panel, and code 0 has the value 0: what is not written is padding. */
 #ifndef DSPARK_QUANT_LAYOUT_H
 #define DSPARK_QUANT_LAYOUT_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kern/kern.h"
+#include "quant/scheme.h"
+
+/* The whole panel of `out` from n_rows of k codes as one of the next two functions takes them: by a kernel as far as
+ * there is one, and zeros where no weight is. */
+void dspark__layout_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
+                          size_t n_rows, size_t k, uint8_t flip);
+/* Zeros, for what is put code by code. */
+void dspark__layout_clear(const dspark__panel_out *out, uint32_t bits, size_t k);
 
 /* Rows of k codes, row j at rows + j * stride, become lanes 0 .. n_rows-1 of the panel. Each code
  * is xored with `flip` on its way. 8 bits: a byte each. 4 bits: nibbles, low first. */

@@ -70,11 +70,9 @@ static dspark_status check_scale(const dspark_tensor *s, uint64_t rows, uint64_t
                                  "columns / %d)",
                                  dspark__shape_text(s->rank, s->shape, found, sizeof found),
                                  (unsigned long long)rows, (unsigned long long)(k / BLOCK), BLOCK);
-    for (uint64_t i = 0; i < s->n_elements; i++)
-        if (bytes[i] == 255)
-            return dspark__part_fail(err, DSPARK_EMODEL, s, "scale %llu is 255, which is NaN",
-                                     (unsigned long long)i);
-    return DSPARK_OK;
+    const uint64_t i = dspark__scale_bytes_below(bytes, s->n_elements, 255);
+    if (i == s->n_elements) return DSPARK_OK;
+    return dspark__part_fail(err, DSPARK_EMODEL, s, "scale %llu is 255, which is NaN", (unsigned long long)i);
 }
 
 static dspark_status validate_mxfp8(const dspark__module *m, const dspark__quant_rule *q,
@@ -133,7 +131,7 @@ static void pack_mxfp8(const dspark__module *m, const dspark__packing *p,
     (void)p;
     (void)q;
     (void)rows;
-    dspark__layout_rows8(out->codes, w + row0 * k, k, n, k, 0);
+    dspark__layout_panel(out, 8, w + row0 * k, k, n, k, 0);
     dspark__scale_bytes_write(power_scale(m)->data, k / BLOCK, row0, n, 127, out->scales);
 }
 
@@ -145,7 +143,7 @@ static void pack_mxfp4(const dspark__module *m, const dspark__packing *p,
     (void)p;
     (void)q;
     (void)rows;
-    dspark__layout_rows4(out->codes, w + row0 * (k / 2), k / 2, n, k, 0);
+    dspark__layout_panel(out, 4, w + row0 * (k / 2), k / 2, n, k, 0);
     dspark__scale_bytes_write(power_scale(m)->data, k / BLOCK, row0, n, 127, out->scales);
 }
 

@@ -84,13 +84,11 @@ static dspark_status check_scale(const dspark_tensor *s, uint64_t rows, uint64_t
             s->n_elements == tall * wide ? "; padded to 128 x 4 it is a runtime's swizzled layout"
                                          : "");
     }
-    for (uint64_t i = 0; i < s->n_elements; i++) {
-        if (bytes[i] < 0x7f) continue;
-        return dspark__part_fail(err, DSPARK_EMODEL, s, "scale %llu is byte 0x%02x, which is %s",
-                                 (unsigned long long)i, bytes[i],
-                                 (bytes[i] & 0x7f) == 0x7f ? "NaN" : "negative");
-    }
-    return DSPARK_OK;
+    const uint64_t i = dspark__scale_bytes_below(bytes, s->n_elements, 0x7f);
+    if (i == s->n_elements) return DSPARK_OK;
+    return dspark__part_fail(err, DSPARK_EMODEL, s, "scale %llu is byte 0x%02x, which is %s",
+                             (unsigned long long)i, bytes[i],
+                             (bytes[i] & 0x7f) == 0x7f ? "NaN" : "negative");
 }
 
 static dspark_status validate(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows,
@@ -140,7 +138,7 @@ static void pack(const dspark__module *m, const dspark__packing *p, const dspark
     (void)p;
     (void)q;
     (void)rows;
-    dspark__layout_rows4(out->codes, w + row0 * (k / 2), k / 2, n, k, 0);
+    dspark__layout_panel(out, 4, w + row0 * (k / 2), k / 2, n, k, 0);
     dspark__scale_bytes_write(dspark__module_part(m, "weight_scale")->data, k / BLOCK, row0, n,
                               0x38, out->scales);
     for (uint64_t j = 0; j < DSPARK__PANEL; j++) out->row_scales[j] = j < n ? global : 1.0f;

@@ -174,14 +174,65 @@ void dspark__scale_map_write(const dspark__scale_map *s, uint64_t row0, uint64_t
     }
 }
 
+/* Eight words of eight bytes: byte c of word r becomes byte r of word c. */
+static void turn_bytes(uint64_t x[8])
+{
+    static const uint64_t masks[3] = {UINT64_C(0x00000000ffffffff), UINT64_C(0x0000ffff0000ffff),
+                                      UINT64_C(0x00ff00ff00ff00ff)};
+    for (int step = 0, far = 4; far > 0; step++, far /= 2)
+        for (int i = 0; i < 8; i++) {
+            if (i & far) continue;
+            const uint64_t t = (x[i] >> 8 * far ^ x[i + far]) & masks[step];
+            x[i] ^= t << 8 * far;
+            x[i + far] ^= t;
+        }
+}
+
+/* Byte i of a word is its bits from 8 * i on, whatever the machine's order. */
+static uint64_t little(uint64_t x)
+{
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    x = __builtin_bswap64(x);
+#endif
+    return x;
+}
+
+/* Whole squares of 8 rows and 8 columns, then what is left. */
 void dspark__scale_bytes_write(const uint8_t *bytes, uint64_t cols, uint64_t row0, uint64_t n,
                                uint8_t missing, uint8_t *scales)
 {
+    const uint64_t whole = n == DSPARK__PANEL ? cols / 8 * 8 : 0;
+    uint64_t x[8];
+    for (uint64_t b = 0; b < whole; b += 8)
+        for (uint64_t j = 0; j < DSPARK__PANEL; j += 8) {
+            uint8_t *to = scales + b * DSPARK__PANEL + j;
+            for (uint64_t i = 0; i < 8; i++) {
+                memcpy(&x[i], bytes + (row0 + j + i) * cols + b, 8);
+                x[i] = little(x[i]);
+            }
+            turn_bytes(x);
+            for (uint64_t i = 0; i < 8; i++, to += DSPARK__PANEL) {
+                x[i] = little(x[i]);
+                memcpy(to, &x[i], 8);
+            }
+        }
     for (uint64_t j = 0; j < DSPARK__PANEL; j++) {
         const uint8_t *from = bytes + (j < n ? row0 + j : 0) * cols;
-        for (uint64_t b = 0; b < cols; b++)
-            scales[b * DSPARK__PANEL + j] = j < n ? from[b] : missing;
+        for (uint64_t b = whole; b < cols; b++) scales[b * DSPARK__PANEL + j] = j < n ? from[b] : missing;
     }
+}
+
+uint64_t dspark__scale_bytes_below(const uint8_t *bytes, uint64_t n, uint8_t limit)
+{
+    enum { PASS = 4096 };
+    uint64_t i = 0;
+    for (; n - i >= PASS; i += PASS) {
+        uint8_t most = 0;
+        for (uint64_t j = i; j < i + PASS; j++) most = bytes[j] > most ? bytes[j] : most;
+        if (most >= limit) break;
+    }
+    while (i < n && bytes[i] < limit) i++;
+    return i;
 }
 
 /* ---- the config ------------------------------------------------------------------------------ */

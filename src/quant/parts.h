@@ -72,6 +72,9 @@ void dspark__scale_map_write(const dspark__scale_map *s, uint64_t row0, uint64_t
 void dspark__scale_bytes_write(const uint8_t *bytes, uint64_t cols, uint64_t row0, uint64_t n,
                                uint8_t missing, uint8_t *scales);
 
+/* How many of the n bytes come before the first one that is not below the limit. */
+uint64_t dspark__scale_bytes_below(const uint8_t *bytes, uint64_t n, uint8_t limit);
+
 /* ---- the config ------------------------------------------------------------------------------ */
 
 /* What a scheme found, to be compared with the rule. */

@@ -38,7 +38,8 @@ typedef struct dspark__packing {
 
 /* Where a scheme packs one panel (48 rows; missing rows get code of value 0 and scale 1). */
 typedef struct dspark__panel_out {
-    void *codes;                 /* bf16 panel, or codes: dspark__code_panel_bytes, zero-filled before */
+    const dspark__kern *kern;    /* what moves codes quickly; NULL: plainly */
+    void *codes;                 /* bf16 panel, or codes: dspark__code_panel_bytes, written whole; 64-byte aligned */
     uint8_t *scales;             /* dspark__code_scale_bytes, or NULL */
     float *group_scales;         /* [ceil(k / group)][48], or NULL */
     float *row_scales;           /* [48], or NULL */

@@ -85,8 +85,7 @@ static void use_module(const dspark__scheme *scheme, const dspark__module *m,
         for (uint64_t i = 0; i < k; i++) demand(perm[i] < k, "a column that is not there");
     }
     for (uint64_t r = 0; r < rows; r += DSPARK__PANEL) {
-        dspark__panel_out out = {codes, scales, groups, row_scales};
-        memset(codes, 0, code_bytes);
+        dspark__panel_out out = {&kern, codes, scales, groups, row_scales};
         scheme->pack(m, p, q, r, rows - r < DSPARK__PANEL ? rows - r : DSPARK__PANEL, rows, k, &out);
         if (p->bits < 16) kern.decode(w, codes, scales, &p->format, 0, k);
     }

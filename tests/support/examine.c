@@ -100,13 +100,16 @@ static packed pack_panel(const dspark__scheme *s, const dspark__module *m, const
 {
     packed x = {.p = *p};
     dspark__panel_out out = {0};
+    dspark__kern best;
+    if (dspark__kern_select(&best, DSPARK_ISA_AUTO, NULL) != DSPARK_OK) abort();
     size_t n_codes =
         p->bits == 16 ? dspark__panel_elements(k) * 2 : dspark__code_panel_bytes(&p->format, k);
     size_t n_scales = p->bits == 16 ? 0 : dspark__code_scale_bytes(&p->format, k);
     size_t n_groups = p->group ? (k + p->group - 1) / p->group * DSPARK__PANEL : 0;
 
     out.codes = x.codes = aligned_alloc(64, (n_codes + 63) / 64 * 64);
-    memset(x.codes, p->bits == 16 ? 0x5a : 0, n_codes);
+    memset(x.codes, 0x5a, n_codes);
+    out.kern = &best;
     if (n_scales) out.scales = x.scales = memset(malloc(n_scales), 0x5a, n_scales);
     if (n_groups) out.group_scales = x.groups = memset(malloc(n_groups * 4), 0x5a, n_groups * 4);
     if (p->row_scale) out.row_scales = x.rows = memset(malloc(192), 0x5a, 192);

@@ -39,6 +39,7 @@ void dspark__kern_avx512(dspark__kern *k)
     k->pack_entries = dspark__pack_entries__avx512;
     k->pack_panel = dspark__pack_panel__avx512;
     k->digest_rows = dspark__digest_rows__avx512;
+    k->pack_codes = dspark__pack_codes__avx512;
     k->pack_digest = dspark__pack_digest__avx512;
     k->e4m3_to_bf16 = dspark__e4m3_to_bf16__avx512;
     k->e5m2_to_bf16 = dspark__e5m2_to_bf16__avx512;
