@@ -282,7 +282,7 @@ static void test_wrong_bounds_are_noticed(void **state)
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t p = 0; pass && p < b->n_panels; p++)
             for (size_t i = DSPARK__PANEL; i < 3 * DSPARK__PANEL; i++) {
-                unsigned char *at = b->panels + p * b->stride + 2 * i;
+                unsigned char *at = b->memory + p * b->stride + 2 * i;
                 uint16_t bits = dspark__f64_to_bf16((double)dspark__bf16_to_f32(dspark__load_u16(at)) / 3);
                 memcpy(at, &bits, 2);
             }

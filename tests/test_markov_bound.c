@@ -235,7 +235,7 @@ static void residual_of(const given *g, const uint16_t *w, uint32_t row, double 
 /* Multiply a row's residual (1) or norm (2) by a factor, to the nearest bf16. */
 static void change_head(given *g, uint32_t row, int which, double factor)
 {
-    unsigned char *at = g->bound.panels + row / DSPARK__PANEL * g->bound.stride +
+    unsigned char *at = g->bound.memory + row / DSPARK__PANEL * g->bound.stride +
                         ((size_t)which * DSPARK__PANEL + row % DSPARK__PANEL) * 2;
     uint16_t bits = dspark__f64_to_bf16((double)value(dspark__load_u16(at)) * factor);
     memcpy(at, &bits, 2);

@@ -99,6 +99,12 @@ static void same_models(const dspark_model *a, const dspark_model *b)
     same_linear(&x->lm_head, &y->lm_head);
     same_linear(&x->markov_w2, &y->markov_w2);
     same_linear(&x->markov_mix, &y->markov_mix);
+    const dspark__markov_bound *m = &x->markov_bound, *n = &y->markov_bound;
+    assert_int_equal(m->bytes, n->bytes);
+    assert_true(m->most == n->most && m->rounding == n->rounding && m->flushed == n->flushed);
+    assert_true(m->rank == n->rank && m->n_panels == n->n_panels && m->stride == n->stride);
+    if (m->bytes) assert_memory_equal(m->panels, n->panels, m->bytes);
+    assert_null(n->memory); /* mapped, not made again */
     assert_int_equal(a->norms_bytes, b->norms_bytes);
     assert_memory_equal(a->norms, b->norms, a->norms_bytes);
     assert_string_equal(a->fingerprint, b->fingerprint);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "model/model.h"
+#include "support/drafting.h"
 #include "support/fixture.h"
 #include "support/tmpdir.h"
 
@@ -25,16 +26,9 @@ typedef struct good {
     char path[600];
 } good;
 
-static int setup(void **state)
+static void read_file(good *g)
 {
-    good *g = calloc(1, sizeof *g);
     struct stat info;
-    dspark_model_opts o;
-    assert_non_null(g);
-    open_fixture(&g->f, NULL, 0);
-    snprintf(g->path, sizeof g->path, "%s/packed", tmpdir_make());
-    dspark_model_opts_init(&o);
-    check(dspark_prepack(g->f.dir, g->path, &o, &err), DSPARK_OK, &err);
     int fd = open(g->path, O_RDONLY);
     assert_int_equal(fstat(fd, &info), 0);
     g->n = (size_t)info.st_size;
@@ -44,6 +38,18 @@ static int setup(void **state)
     assert_int_equal(read(fd, g->bytes, g->n), g->n);
     memcpy(g->work, g->bytes, g->n);
     close(fd);
+}
+
+static int setup(void **state)
+{
+    good *g = calloc(1, sizeof *g);
+    dspark_model_opts o;
+    assert_non_null(g);
+    open_fixture(&g->f, NULL, 0);
+    snprintf(g->path, sizeof g->path, "%s/packed", tmpdir_make());
+    dspark_model_opts_init(&o);
+    check(dspark_prepack(g->f.dir, g->path, &o, &err), DSPARK_OK, &err);
+    read_file(g);
     *state = g;
     return 0;
 }
@@ -310,6 +316,136 @@ static void test_lying_packings(void **state)
     }
 }
 
+/* ---- bounds of the Markov bias ---- */
+
+/* A good file of all parts. */
+typedef struct whole {
+    drafting d;
+    good g;
+    uint32_t bound; /* the section of bounds */
+} whole;
+
+static dspark_model_opts whole_opts(const whole *w, dspark_host_matrix *head)
+{
+    dspark_model_opts o;
+    *head = (dspark_host_matrix){w->d.lm_head, w->d.vocab, w->d.h, 0};
+    dspark_model_opts_init(&o);
+    o.parts = DSPARK_PART_BLOCK;
+    o.lm_head = head;
+    return o;
+}
+
+static dspark_status open_whole(const whole *w, dspark_model **m)
+{
+    dspark_host_matrix head;
+    dspark_model_opts o = whole_opts(w, &head);
+    o.prepacked = w->g.path;
+    return dspark_model_open(m, w->d.dir, &o, &err);
+}
+
+static void refuse_whole(const whole *w, const char *says)
+{
+    dspark_model *m = NULL;
+    check(open_whole(w, &m), DSPARK_EFORMAT, &err);
+    assert_null(m);
+    if (!strstr(err.message, says)) fail_msg("expected \"%s\" in \"%s\"", says, err.message);
+}
+
+/* Head and entries of the file in w->g.work, which are not looked at. */
+static dspark__section section_of(const whole *w, uint32_t i, dspark__prepacked_head *head)
+{
+    dspark__section s;
+    check(dspark__prepacked_decode(head, w->g.bytes, "good", &err), DSPARK_OK, &err);
+    assert_true(i < head->n_sections);
+    check(dspark__section_decode(&s, w->g.bytes + head->table_offset + i * DSPARK__SECTION_BYTES, i, "good", &err),
+          DSPARK_OK, &err);
+    return s;
+}
+
+static void sign_whole(whole *w, dspark__prepacked_head *head, size_t n)
+{
+    dspark__digest d;
+    dspark__digest_init(&d);
+    dspark__digest_update(&d, w->g.work + head->table_offset, (size_t)head->n_sections * DSPARK__SECTION_BYTES);
+    dspark__digest_hex(&d, head->table);
+    dspark__prepacked_encode(head, w->g.work);
+    tmpdir_write(w->g.path, w->g.work, n);
+}
+
+/* The file with another entry for section i, well signed. */
+static void write_entry(whole *w, uint32_t i, const dspark__section *s)
+{
+    dspark__prepacked_head head;
+    section_of(w, i, &head);
+    memcpy(w->g.work, w->g.bytes, w->g.n);
+    dspark__section_encode(s, w->g.work + head.table_offset + i * DSPARK__SECTION_BYTES);
+    sign_whole(w, &head, w->g.n);
+}
+
+static void test_lying_bounds(void **state)
+{
+    whole w = {0};
+    dspark__prepacked_head head;
+    dspark_host_matrix lm_head;
+    dspark_model *m = NULL;
+    (void)state;
+    drafting_open(&w.d, NULL, 0);
+    snprintf(w.g.path, sizeof w.g.path, "%s.packed", w.d.dir);
+    dspark_model_opts o = whole_opts(&w, &lm_head);
+    check(dspark_prepack(w.d.dir, w.g.path, &o, &err), DSPARK_OK, &err);
+    read_file(&w.g);
+    while (strcmp(section_of(&w, w.bound, &head).scheme, DSPARK__SECTION_BOUND) != 0) w.bound++;
+    const dspark__section good_bound = section_of(&w, w.bound, &head);
+    assert_string_equal(good_bound.name, "markov_w2");
+    /* What kernels must not meet, in the first panel and the last, in each of the three kinds. */
+    static const uint16_t bad[] = {0x7f80, 0x7fc0, 0xffff, 0x8000, 0xbf80};
+    const size_t stride = DSPARK__BOUND_HEAD + (good_bound.k + 7) / 8 * DSPARK__PANEL * 4;
+    for (size_t i = 0; i < 15; i++) {
+        const size_t panel = i % 2 ? good_bound.bytes / stride - 1 : 0;
+        const size_t at = (size_t)good_bound.offset + panel * stride + (i / 5 * DSPARK__PANEL + i * 3) * 2;
+        memcpy(w.g.work, w.g.bytes, w.g.n);
+        memcpy(w.g.work + at, &bad[i % 5], 2);
+        tmpdir_write(w.g.path, w.g.work, w.g.n);
+        refuse_whole(&w, "no finite positive number");
+    }
+    for (int what = 0; what < 8; what++) {
+        dspark__section s = good_bound;
+        switch (what) {
+        case 0: s.shard = 1; break;
+        case 1: snprintf(s.name, sizeof s.name, "lm_head"); break;
+        case 2: s.bytes -= 64; break;
+        case 3: s.rows++; break; /* the panel has room */
+        case 4: s.k += DSPARK__PANEL; break;
+        case 5: snprintf(s.scheme, sizeof s.scheme, "bf16"); break;
+        case 6: s.packing = (dspark__packing){.bits = 4, .format.bits = 4}; break; /* which have no bounds */
+        default: s.packing = (dspark__packing){.bits = 8, .format.bits = 8}; break; /* not those of the matrix */
+        }
+        write_entry(&w, w.bound, &s);
+        refuse_whole(&w, what == 2 || (what >= 4 && what < 7) ? "not those of its shape" : "expected bounds of markov_w2");
+    }
+    /* Bounds in the place of a weight. */
+    dspark__section s = section_of(&w, w.bound - 1, &head);
+    snprintf(s.scheme, sizeof s.scheme, DSPARK__SECTION_BOUND);
+    s.bytes = dspark__markov_bound_bytes(&s.packing, s.rows, s.k);
+    write_entry(&w, w.bound - 1, &s);
+    refuse_whole(&w, "expected markov_w2, shard 0");
+    /* None at all: they are made, as without a file. */
+    section_of(&w, 0, &head);
+    memcpy(w.g.work, w.g.bytes, w.g.n);
+    unsigned char *entry = w.g.work + head.table_offset + w.bound * DSPARK__SECTION_BYTES;
+    memmove(entry, entry + DSPARK__SECTION_BYTES, (head.n_sections - w.bound - 1) * DSPARK__SECTION_BYTES);
+    head.n_sections--;
+    head.file_bytes -= DSPARK__SECTION_BYTES;
+    sign_whole(&w, &head, w.g.n - DSPARK__SECTION_BYTES);
+    check(open_whole(&w, &m), DSPARK_OK, &err);
+    assert_memory_equal(m->block.markov_bound.panels, w.g.bytes + good_bound.offset, good_bound.bytes);
+    assert_non_null(m->block.markov_bound.memory);
+    dspark_model_close(m);
+    drafting_close(&w.d);
+    free(w.g.bytes);
+    free(w.g.work);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -319,6 +455,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lying_heads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lying_tables, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lying_packings, setup, teardown),
+        cmocka_unit_test(test_lying_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -324,7 +324,8 @@ DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
 DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
                                            const dspark_model_opts *opts, dspark_error *err);
 /* Pack a checkpoint into the file `out`, which appears whole or not at all; opts as for opening: parts,
- * threads, target, host's matrices, progress. In memory there are a few pieces of a weight at a time.
+ * threads, target, host's matrices, progress. In memory there are a few pieces of a weight at a time, and
+ * all of the Markov head's W2.
  * May wait up to three seconds for files that have just been written: until then, their times cannot
  * tell whether they change again. DSPARK_EIO when `out` cannot be written. */
 DSPARK_API dspark_status dspark_prepack(const char *path, const char *out,

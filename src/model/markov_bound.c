@@ -176,7 +176,7 @@ static void write_codes(weights w, uint32_t n, const float *step, float *left, u
 static void build_panel(build_job *job, size_t p)
 {
     const uint32_t k = job->bound->rank;
-    unsigned char *panel = job->bound->panels + p * job->bound->stride, *to = panel + DSPARK__BOUND_HEAD;
+    unsigned char *panel = job->bound->memory + p * job->bound->stride, *to = panel + DSPARK__BOUND_HEAD;
     weights w;
     float squares[DSPARK__PANEL] = {0}, left[DSPARK__PANEL] = {0}, step[DSPARK__PANEL], sum = 0;
     uint16_t head[3][DSPARK__PANEL];
@@ -258,26 +258,40 @@ static void measure_scales(dspark__markov_bound *b, const dspark__shard *shard)
     b->flushed = (b->rank + 8.0) * 0x1p-124 * scale;
 }
 
+/* All but the panels. 0: there are none, or sums might overflow. */
+static uint64_t begin_bound(dspark__markov_bound *b, const dspark__merged_linear *w2)
+{
+    const dspark__shard *shard = &w2->shards[0];
+    const uint64_t bytes = dspark__markov_bound_bytes(&shard->packing, shard->rows, w2->k);
+    memset(b, 0, sizeof *b);
+    if (bytes == 0) return 0;
+    b->rank = w2->k;
+    b->n_panels = shard->n_panels;
+    b->stride = (size_t)(bytes / shard->n_panels);
+    b->bytes = bytes;
+    measure_scales(b, shard);
+    return b->most <= LARGEST_SUM && b->flushed <= 0x1p-60 ? bytes : 0;
+}
+
 dspark_status dspark__markov_bound_build(dspark__markov_bound *b, const dspark__merged_linear *w2,
                                          dspark__threads *threads, const dspark_allocator *allocator,
                                          dspark_error *err)
 {
-    const dspark__shard *shard = &w2->shards[0];
-    build_job job = {.bound = b, .shard = shard};
+    build_job job = {.bound = b, .shard = &w2->shards[0]};
     dspark__kern kern;
-    memset(b, 0, sizeof *b);
-    uint64_t bytes = dspark__markov_bound_bytes(&shard->packing, shard->rows, w2->k);
     dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
-    if (st != DSPARK_OK || bytes == 0) return st;
+    if (begin_bound(b, w2) == 0 || st != DSPARK_OK) {
+        memset(b, 0, sizeof *b);
+        return st;
+    }
     b->allocator = dspark__allocator_or_default(allocator);
-    b->rank = w2->k;
-    b->n_panels = shard->n_panels;
-    b->stride = (size_t)(bytes / shard->n_panels);
-    measure_scales(b, shard);
-    if (!(b->most <= LARGEST_SUM) || !(b->flushed <= 0x1p-60)) return DSPARK_OK;
-    b->panels = dspark__alloc(&b->allocator, bytes, 64);
-    if (!b->panels) return dspark__fail_nomem(err, "bounds of markov_w2", bytes);
-    b->bytes = bytes;
+    b->memory = dspark__alloc(&b->allocator, b->bytes, 64);
+    if (!b->memory) {
+        st = dspark__fail_nomem(err, "bounds of markov_w2", b->bytes);
+        memset(b, 0, sizeof *b);
+        return st;
+    }
+    b->panels = b->memory;
     job.kern = &kern;
     atomic_init(&job.next, 0);
     atomic_init(&job.bad, 0);
@@ -288,9 +302,30 @@ dspark_status dspark__markov_bound_build(dspark__markov_bound *b, const dspark__
     return DSPARK_OK;
 }
 
+/* Step, residual and norm of 48 rows: what the kernels rely on. Any code of 4 bits is one. */
+static int head_is_sound(const unsigned char *head)
+{
+    uint16_t values[3 * DSPARK__PANEL];
+    memcpy(values, head, sizeof values);
+    for (size_t i = 0; i < 3 * DSPARK__PANEL; i++)
+        if (values[i] >= 0x7f80u) return 0; /* negative, infinite or NaN */
+    return 1;
+}
+
+const char *dspark__markov_bound_attach(dspark__markov_bound *b, const dspark__merged_linear *w2,
+                                        const unsigned char *panels)
+{
+    const char *wrong = begin_bound(b, w2) ? NULL : "there are none of such weights";
+    for (size_t p = 0; !wrong && p < b->n_panels; p++)
+        if (!head_is_sound(panels + p * b->stride)) wrong = "a step or norm is no finite positive number";
+    if (wrong) memset(b, 0, sizeof *b);
+    else b->panels = panels;
+    return wrong;
+}
+
 void dspark__markov_bound_free(dspark__markov_bound *b)
 {
-    if (b->panels) dspark__free(&b->allocator, b->panels, b->bytes);
+    if (b->memory) dspark__free(&b->allocator, b->memory, b->bytes);
     memset(b, 0, sizeof *b);
 }
 

@@ -9,7 +9,8 @@
 
 typedef struct dspark__markov_bound {
     dspark_allocator allocator;
-    unsigned char *panels; /* [n_panels][stride] as kern.h's bound_panels reads them; NULL: no bounds */
+    const unsigned char *panels; /* [n_panels][stride] as kern.h's bound_panels reads them; NULL: no bounds */
+    unsigned char *memory; /* what they lie in, or NULL: somebody else's */
     size_t stride;
     uint32_t n_panels;
     uint32_t rank;         /* elements of a row; codes are padded to a multiple of 8 */
@@ -28,6 +29,10 @@ uint64_t dspark__markov_bound_bytes(const dspark__packing *packing, uint64_t row
 dspark_status dspark__markov_bound_build(dspark__markov_bound *out, const dspark__merged_linear *w2,
                                          dspark__threads *threads, const dspark_allocator *allocator,
                                          dspark_error *err);
+/* The same from panels that were built before of this linear and lie 64-byte aligned in dspark__markov_bound_bytes of
+ * somebody else's memory, which must outlive them. Returns NULL, or what makes them unusable: then `out` is empty. */
+const char *dspark__markov_bound_attach(dspark__markov_bound *out, const dspark__merged_linear *w2,
+                                        const unsigned char *panels);
 void dspark__markov_bound_free(dspark__markov_bound *b);
 
 /* Codes of one vector, padded to a multiple of 8. */

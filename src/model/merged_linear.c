@@ -136,6 +136,16 @@ void dspark__shard_attach(dspark__merged_linear *ml, uint32_t s, const dspark__p
     ml->n_filled++;
 }
 
+void dspark__shard_clear_gaps(const dspark__merged_linear *ml, uint32_t s)
+{
+    shard_sizes z;
+    const dspark__shard *shard = &ml->shards[s];
+    const size_t scales = shard->n_panels * shard->scale_stride, perm = (size_t)ml->k * sizeof *shard->perm;
+    measure(&z, &shard->packing, shard->rows, ml->k);
+    if (shard->scales) memset(shard->scales + scales, 0, (size_t)z.scales - scales);
+    if (shard->perm) memset((unsigned char *)shard->perm + perm, 0, (size_t)z.perm - perm);
+}
+
 const void *dspark__shard_rest(const dspark__shard *shard, size_t *bytes)
 {
     const uint64_t codes = (uint64_t)shard->n_panels * shard->code_stride;

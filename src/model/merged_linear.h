@@ -70,6 +70,8 @@ dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, i
  * must outlive it. */
 void dspark__shard_attach(dspark__merged_linear *ml, uint32_t s, const dspark__packing *packing,
                           const dspark__scheme *scheme, void *at);
+/* Zeros where nothing lies between the parts of a shard: bytes that go into a file. */
+void dspark__shard_clear_gaps(const dspark__merged_linear *ml, uint32_t s);
 /* Everything of a filled shard but its codes, as it lies behind them; 0 bytes: nothing. */
 const void *dspark__shard_rest(const dspark__shard *shard, size_t *bytes);
 /* Give the memory of a filled shard back; it counts as filled and must not be used any more. */

@@ -200,6 +200,34 @@ static dspark_status fill_mix(dspark__filler *f, const dspark__module *module, u
 
 /* ---- all of it ---- */
 
+/* The matrix of the Markov bias with the bounds of its rows. A packer, which keeps no weights otherwise, keeps this
+ * one until it has the bounds. */
+static dspark_status fill_w2(dspark__filler *f, const dspark__module *module, dspark_error *err)
+{
+    const dspark_config *c = &f->model->config;
+    dspark__block_weights *b = &f->model->block;
+    dspark__packer *packer = f->packer;
+    f->packer = NULL;
+    dspark_status st = dspark__fill_linear(f, &b->markov_w2, "markov_w2", c->markov_rank, 1, c->vocab_size, module,
+                                           1, err);
+    f->packer = packer;
+    if (st == DSPARK_OK && packer) {
+        dspark__shard_clear_gaps(&b->markov_w2, 0);
+        st = dspark__packer_put_shard(packer, &b->markov_w2, 0, NULL, err);
+    }
+    if (st == DSPARK_OK && f->prepacked)
+        st = dspark__prepacked_take_bound(f->prepacked, &b->markov_w2, &b->markov_bound, f->opts->prepacked_verify,
+                                          err);
+    if (st == DSPARK_OK && !b->markov_bound.panels)
+        st = dspark__markov_bound_build(&b->markov_bound, &b->markov_w2, f->threads, &f->model->allocator, err);
+    if (!packer) return st;
+    if (st == DSPARK_OK && b->markov_bound.panels)
+        st = dspark__packer_put_shard(packer, &b->markov_w2, 0, &b->markov_bound, err);
+    dspark__markov_bound_free(&b->markov_bound);
+    if (b->markov_w2.shards) dspark__shard_release(&b->markov_w2, 0);
+    return st;
+}
+
 dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *modules,
                                  dspark_error *err)
 {
@@ -228,11 +256,7 @@ dspark_status dspark__block_fill(dspark__filler *f, const dspark__module *module
                                 modules + (size_t)(l / 2) * P_PER_LAYER + (l % 2 ? P_UP : P_GATE), err);
     if (st == DSPARK_OK) st = dspark__merged_linear_complete(&b->gate_up, err);
     if (st == DSPARK_OK && c->markov_type != DSPARK_MARKOV_NONE) {
-        st = dspark__fill_linear(f, &b->markov_w2, "markov_w2", c->markov_rank, 1, c->vocab_size,
-                                 once + P_MARKOV_W2, 1, err);
-        if (st == DSPARK_OK && !f->packer) /* a packer keeps no weights, and nobody drafts with it */
-            st = dspark__markov_bound_build(&b->markov_bound, &b->markov_w2, f->threads,
-                                            &f->model->allocator, err);
+        st = fill_w2(f, once + P_MARKOV_W2, err);
         if (st == DSPARK_OK)
             st = dspark__fill_table(f, once + P_MARKOV_W1, "markov_head.markov_w1", c->vocab_size,
                                     c->markov_rank, &b->markov_w1, err);

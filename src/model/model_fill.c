@@ -126,11 +126,8 @@ dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uin
 {
     if (f->prepacked) return dspark__prepacked_take(f->prepacked, ml, shard, f->opts->prepacked_verify, err);
     dspark_status st = dspark__merged_linear_fill_dense(ml, shard, rows, err);
-    const dspark__shard *s = &ml->shards[shard];
     if (st != DSPARK_OK || !f->packer) return st;
-    st = dspark__packer_begin(f->packer, ml, shard, s->scheme, err);
-    if (st == DSPARK_OK) st = dspark__packer_put(f->packer, s->codes, s->bytes, err);
-    if (st == DSPARK_OK) st = dspark__packer_end(f->packer, err);
+    st = dspark__packer_put_shard(f->packer, ml, shard, NULL, err);
     dspark__shard_release(ml, shard);
     return st;
 }

@@ -50,22 +50,39 @@ static dspark_status put_bytes(dspark__packer *p, const void *data, size_t n, ds
     return st;
 }
 
-dspark_status dspark__packer_begin(dspark__packer *p, const dspark__merged_linear *ml, uint32_t s,
-                                   const dspark__scheme *scheme, dspark_error *err)
+static dspark_status begin_section(dspark__packer *p, const dspark__merged_linear *ml, uint32_t s,
+                                   const char *scheme, uint64_t bytes, dspark_error *err)
 {
     const dspark__shard *shard = &ml->shards[s];
-    const uint64_t align = shard->bytes >= LARGE_FROM ? LARGE_ALIGN : 64;
+    const uint64_t align = bytes >= LARGE_FROM ? LARGE_ALIGN : 64;
     dspark_status st = grow_table(p, err);
     if (st != DSPARK_OK) return st;
     if (!dspark__align_u64(p->at, align, &p->at))
         return dspark__fail(err, DSPARK_EINVAL, ml->name, "the file would be larger than files can be");
     p->now = (dspark__section){.shard = s, .rows = shard->rows, .k = ml->k, .packing = shard->packing,
-                               .offset = p->at, .bytes = shard->bytes};
+                               .offset = p->at, .bytes = bytes};
     snprintf(p->now.name, sizeof p->now.name, "%s", ml->name);
-    snprintf(p->now.scheme, sizeof p->now.scheme, "%s", scheme->name);
+    snprintf(p->now.scheme, sizeof p->now.scheme, "%s", scheme);
     p->put = 0;
     dspark__digest_init(&p->digest);
     return DSPARK_OK;
+}
+
+dspark_status dspark__packer_begin(dspark__packer *p, const dspark__merged_linear *ml, uint32_t s,
+                                   const dspark__scheme *scheme, dspark_error *err)
+{
+    return begin_section(p, ml, s, scheme->name, ml->shards[s].bytes, err);
+}
+
+dspark_status dspark__packer_put_shard(dspark__packer *p, const dspark__merged_linear *ml, uint32_t s,
+                                       const dspark__markov_bound *bound, dspark_error *err)
+{
+    const dspark__shard *shard = &ml->shards[s];
+    const void *from = bound ? bound->panels : shard->codes;
+    const uint64_t bytes = bound ? bound->bytes : shard->bytes;
+    dspark_status st = begin_section(p, ml, s, bound ? DSPARK__SECTION_BOUND : shard->scheme->name, bytes, err);
+    if (st == DSPARK_OK) st = dspark__packer_put(p, from, (size_t)bytes, err);
+    return st == DSPARK_OK ? dspark__packer_end(p, err) : st;
 }
 
 dspark_status dspark__packer_put(dspark__packer *p, const void *data, size_t n, dspark_error *err)

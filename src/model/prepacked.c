@@ -196,10 +196,19 @@ static dspark_status check_permutation(const dspark__prepacked *p, const dspark_
     return DSPARK_OK;
 }
 
+/* Before a section is used. */
+static dspark_status check_section(const dspark__prepacked *p, const dspark__section *s, int verify,
+                                   dspark_error *err)
+{
+    struct stat info;
+    if (fstat(p->fd, &info) != 0 || (uint64_t)info.st_size != p->size)
+        return dspark__fail(err, DSPARK_EIO, p->path, "the file has changed its size since it was opened");
+    return verify ? check_bytes(p, s, err) : DSPARK_OK;
+}
+
 dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear *ml, uint32_t s,
                                      int verify, dspark_error *err)
 {
-    struct stat info;
     dspark__section section = {0};
     dspark_status st = DSPARK_OK;
     if (p->next < p->head.n_sections) st = section_at(p, p->next, &section, err);
@@ -211,10 +220,39 @@ dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear
                             "section %u: expected %s, shard %u [%u, %u], found %s, shard %u [%u, %u] %s",
                             p->next, ml->name, s, ml->shards[s].rows, ml->k, section.name, section.shard,
                             section.rows, section.k, section.scheme);
-    if (fstat(p->fd, &info) != 0 || (uint64_t)info.st_size != p->size)
-        return dspark__fail(err, DSPARK_EIO, p->path, "the file has changed its size since it was opened");
-    if (verify && (st = check_bytes(p, &section, err)) != DSPARK_OK) return st;
+    if ((st = check_section(p, &section, verify, err)) != DSPARK_OK) return st;
     dspark__shard_attach(ml, s, &section.packing, scheme, p->map + section.offset);
     p->next++;
     return check_permutation(p, &ml->shards[s], ml->k, err);
+}
+
+/* Same numbers: both were zero before, or decoded from as many bytes. */
+static int same_packing(const dspark__packing *a, const dspark__packing *b)
+{
+    return a->bits == b->bits && a->group == b->group && a->row_scale == b->row_scale &&
+           a->permuted == b->permuted && a->format.bits == b->format.bits && a->format.scale == b->format.scale &&
+           a->format.block == b->format.block &&
+           memcmp(a->format.table, b->format.table, sizeof a->format.table) == 0;
+}
+
+dspark_status dspark__prepacked_take_bound(dspark__prepacked *p, const dspark__merged_linear *ml,
+                                           dspark__markov_bound *out, int verify, dspark_error *err)
+{
+    dspark__section section = {0};
+    dspark_status st = DSPARK_OK;
+    memset(out, 0, sizeof *out);
+    if (p->next < p->head.n_sections) st = section_at(p, p->next, &section, err);
+    if (st != DSPARK_OK || strcmp(section.scheme, DSPARK__SECTION_BOUND) != 0) return st;
+    if (strcmp(section.name, ml->name) != 0 || section.shard != 0 || section.k != ml->k ||
+        section.rows != ml->shards[0].rows || !same_packing(&section.packing, &ml->shards[0].packing))
+        return dspark__fail(err, DSPARK_EFORMAT, p->path,
+                            "section %u: expected bounds of %s [%u, %u] as it is packed, found those of %s, shard %u "
+                            "[%u, %u]",
+                            p->next, ml->name, ml->shards[0].rows, ml->k, section.name, section.shard, section.rows,
+                            section.k);
+    if ((st = check_section(p, &section, verify, err)) != DSPARK_OK) return st;
+    const char *wrong = dspark__markov_bound_attach(out, ml, p->map + section.offset);
+    if (wrong) return dspark__fail(err, DSPARK_EFORMAT, p->path, "bounds of %s: %s", ml->name, wrong);
+    p->next++;
+    return DSPARK_OK;
 }

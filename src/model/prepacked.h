@@ -3,7 +3,8 @@
  *
  *   head     4096 bytes: magic, byte order, versions, parts, what the file was made of, its own digest
  *   sections one a shard, in the order in which an opening fills them, each at a multiple of 64 bytes
- *            (large ones of 2 MB): codes, scales, group scales, row scales, permutation, as in memory
+ *            (large ones of 2 MB): codes, scales, group scales, row scales, permutation, as in memory; and one
+ *            of the Markov bias's bounds behind its shard, where it has any
  *   table    one entry of DSPARK__SECTION_BYTES a section: name, shard, shape, packing, place, digest
  *
  * Numbers of head and table are little-endian; sections are in the byte order that the head names.
@@ -16,14 +17,18 @@
 #define DSPARK_MODEL_PREPACKED_H
 
 #include "ckpt/checkpoint.h"
+#include "model/markov_bound.h"
 #include "model/merged_linear.h"
 
 #define DSPARK__PREPACKED_VERSION 2u
-/* The layout of panels, of which bf16 and codes have one each (kern/kern.h). Whoever changes a byte of
+/* The layout of panels, of which bf16, codes and bounds have one each (kern/kern.h). Whoever changes a byte of
  * one counts this up. */
 #define DSPARK__PANEL_LAYOUT 1u
 #define DSPARK__HEAD_BYTES 4096u
 #define DSPARK__SECTION_BYTES 768u
+
+/* The scheme of a section that holds what markov_bound.h makes of the linear before it. */
+#define DSPARK__SECTION_BOUND "bound"
 
 typedef struct dspark__prepacked_head {
     uint32_t parts;
@@ -41,7 +46,7 @@ typedef struct dspark__prepacked_head {
 
 typedef struct dspark__section {
     char name[33];     /* of the merged linear */
-    char scheme[33];
+    char scheme[33];   /* or DSPARK__SECTION_BOUND: bounds of its rows, and packing is that of the linear */
     uint32_t shard, rows, k;
     dspark__packing packing;
     uint64_t offset, bytes;
@@ -83,6 +88,10 @@ dspark_status dspark__prepacked_same(const dspark__prepacked *p, const char *wha
 dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear *ml, uint32_t s,
                                      int verify, dspark_error *err);
 
+/* The bounds of shard 0 of `ml`, which has just been taken, if the next section is theirs; else *out is empty. */
+dspark_status dspark__prepacked_take_bound(dspark__prepacked *p, const dspark__merged_linear *ml,
+                                           dspark__markov_bound *out, int verify, dspark_error *err);
+
 /* ---- writing: prepack.c ---- */
 
 typedef struct dspark__packer dspark__packer;
@@ -93,6 +102,9 @@ dspark_status dspark__packer_begin(dspark__packer *p, const dspark__merged_linea
 dspark_status dspark__packer_put(dspark__packer *p, const void *data, size_t n, dspark_error *err);
 /* All of the section's bytes have been put. */
 dspark_status dspark__packer_end(dspark__packer *p, dspark_error *err);
+/* All of shard `s`, filled in memory; with `bound` not NULL its bounds instead. */
+dspark_status dspark__packer_put_shard(dspark__packer *p, const dspark__merged_linear *ml, uint32_t s,
+                                       const dspark__markov_bound *bound, dspark_error *err);
 /* What the file is made of, filled while the checkpoint is read. */
 dspark__prepacked_head *dspark__packer_head(dspark__packer *p);
 

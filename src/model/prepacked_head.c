@@ -192,7 +192,12 @@ dspark_status dspark__section_decode(dspark__section *s,
     memset(s, 0, sizeof *s);
     section_fields(&c, s);
     const char *wrong = wrong_packing(&s->packing);
-    if (!wrong && dspark__packing_bytes(&s->packing, s->rows, s->k) != s->bytes)
+    const int bound = strcmp(s->scheme, DSPARK__SECTION_BOUND) == 0;
+    /* A size that overflows is 0, which no section has. */
+    const uint64_t size = wrong || !dspark__packing_bytes(&s->packing, s->rows, s->k) ? 0
+                          : bound ? dspark__markov_bound_bytes(&s->packing, s->rows, s->k)
+                                  : dspark__packing_bytes(&s->packing, s->rows, s->k);
+    if (!wrong && (size == 0 || size != s->bytes))
         wrong = "its bytes are not those of its shape";
     if (!wrong) return DSPARK_OK;
     return dspark__fail(err, DSPARK_EFORMAT, path, "section %u (%s, shard %u, %u x %u): %s", index,
