@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -187,6 +188,43 @@ static void test_draft(void **state)
         answer_close(&answers[1]);
     }
     dspark_model_close(mapped.model);
+    drafting_close(&d);
+}
+
+/* How often config.json is opened since `watch` was made. */
+static int count_opens(int watch)
+{
+    _Alignas(struct inotify_event) char events[4096];
+    ssize_t n = read(watch, events, sizeof events);
+    int found = 0;
+    for (ssize_t at = 0; at < n;) {
+        const struct inotify_event *e = (const void *)(events + at);
+        found += (e->mask & IN_OPEN) != 0;
+        at += (ssize_t)(sizeof *e + e->len);
+    }
+    return found;
+}
+
+/* What is known of the config is known of one state of it: family, shapes, schemes, the file's digest. */
+static void test_config_read_once(void **state)
+{
+    drafting d;
+    char file[600], config[600];
+    (void)state;
+    drafting_open(&d, NULL, 0);
+    snprintf(file, sizeof file, "%s.packed", d.dir);
+    snprintf(config, sizeof config, "%s/config.json", d.dir);
+    int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    assert_true(watch >= 0 && inotify_add_watch(watch, config, IN_OPEN) >= 0);
+    dspark_model_opts o = opts_of(DSPARK_PART_CONTEXT, NULL, NULL);
+    dspark_model_close(open_model(d.dir, &o));
+    assert_int_equal(count_opens(watch), 1);
+    check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err);
+    assert_int_equal(count_opens(watch), 1);
+    o.prepacked = file;
+    dspark_model_close(open_model(d.dir, &o));
+    assert_int_equal(count_opens(watch), 1);
+    close(watch);
     drafting_close(&d);
 }
 
@@ -525,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_parts),      cmocka_unit_test(test_stale),
         cmocka_unit_test(test_other_config), cmocka_unit_test(test_targets_head),
         cmocka_unit_test(test_whole),      cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_config_read_once),
         cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_parts_untouched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,7 +15,6 @@
 #include "ckpt/roster.h"
 #include "model/model_fill.h"
 #include "quant/check.h"
-#include "quant/quant_file.h"
 
 /* Places in model->modules: one for each module that the context path takes. */
 static size_t place_context_proj(void)
@@ -134,23 +133,28 @@ static void digest_config(dspark__digest *d, const dspark_config *c)
     dspark__digest_update(d, c->tap_layers, c->n_taps * sizeof c->tap_layers[0]);
 }
 
-/* What the directory holds is settled before any weight is read: family, config, exact roster. */
+/* What the directory holds is settled before any weight is read: family, config, exact roster. The config's files
+ * are read once: all that is known of them is known of one state. */
 static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const char *path,
                                 dspark_error *err)
 {
     dspark_status st;
-    char *text = NULL;
-    size_t n = 0;
+    char *text = NULL, *modelopt = NULL;
+    size_t n = 0, n_modelopt = 0;
     dspark__family_report report;
     if ((st = dspark__checkpoint_open(&m->ckpt, path, err)) != DSPARK_OK) return st;
     if ((st = dspark__config_text(&text, &n, path, err)) != DSPARK_OK) return st;
-    st = dspark__family_detect(&report, text, n, m->ckpt, err);
+    st = dspark__config_modelopt_text(&modelopt, &n_modelopt, path, err);
+    if (st == DSPARK_OK) st = dspark__family_detect(&report, text, n, m->ckpt, err);
     if (st == DSPARK_OK) st = dspark__family_gate(&report, path, err);
     if (st == DSPARK_OK) st = dspark__config_parse(doc, text, n, path, err);
-    if (st == DSPARK_OK) st = dspark__quant_config_read(&m->quant, path, err);
+    if (st == DSPARK_OK)
+        st = dspark__quant_config_parse(&m->quant, text, n, modelopt, n_modelopt, "config.json", err);
     if (st == DSPARK_OK) st = dspark__roster_check(m->ckpt, *doc, NULL, NULL, err);
     if (st == DSPARK_OK) st = dspark__quant_check(m->ckpt, *doc, m->quant, NULL, NULL, err);
     if (st == DSPARK_OK) m->config = (*doc)->config;
+    if (st == DSPARK_OK) dspark__prepacked_config(m->config_digest, text, n, modelopt, n_modelopt);
+    free(modelopt);
     free(text);
     return st;
 }
@@ -261,7 +265,7 @@ static dspark_status fill_block(dspark__filler *f, dspark_error *err)
 }
 
 /* The prepacked file, and whether the checkpoint's files are still those that it was made of. */
-static dspark_status open_prepacked(dspark__filler *f, const char *path, dspark_error *err)
+static dspark_status open_prepacked(dspark__filler *f, dspark_error *err)
 {
     dspark_model *m = f->model;
     char hex[33];
@@ -270,7 +274,7 @@ static dspark_status open_prepacked(dspark__filler *f, const char *path, dspark_
         return dspark__fail(err, DSPARK_EINVAL, "vllm_compat", "changes packed weights: not with a prepacked "
                                                                "file");
     dspark_status st = dspark__prepacked_open(&m->prepacked, f->opts->prepacked, err);
-    if (st == DSPARK_OK) st = dspark__prepacked_match(m->prepacked, m->parts, path, err);
+    if (st == DSPARK_OK) st = dspark__prepacked_match(m->prepacked, m->parts, m->config_digest, err);
     if (st == DSPARK_OK) st = dspark__checkpoint_identity(m->ckpt, hex, NULL, err);
     if (st != DSPARK_OK) return st;
     f->prepacked = m->prepacked;
@@ -339,7 +343,7 @@ dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
     if ((st = make_modules(m, err)) != DSPARK_OK) goto fail;
     dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .opts = opts,
                         .packer = packer, .total = count_work(m)};
-    if ((st = open_prepacked(&f, path, err)) != DSPARK_OK) goto fail;
+    if ((st = open_prepacked(&f, err)) != DSPARK_OK) goto fail;
     /* Nothing to pack and nothing to hash: no pool. A host's LM head is hashed in any case. */
     const uint32_t n_threads = f.prepacked && f.trusted && !opts->lm_head ? 1 : opts->n_threads;
     if ((st = dspark__threads_create(&threads, n_threads, NULL, &a, err)) != DSPARK_OK) goto fail;

@@ -64,6 +64,7 @@ struct dspark_model {
     uint16_t *kv_a_norm;                /* [L][C] */
     dspark__module *modules;            /* the arrived modules of the context path, for fp64 */
     size_t n_modules;
+    char config_digest[33];             /* of config.json and hf_quant_config.json, as they were read */
     char fingerprint[33];
     char block_fingerprint[33];         /* "" without DSPARK_PART_BLOCK */
     dspark__block_weights block;

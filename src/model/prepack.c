@@ -181,10 +181,10 @@ dspark_status dspark__prepack(const char *ckpt, const char *out, const dspark_mo
     st = dspark__outfile_create(&p->file, out, 1, err);
     if (st == DSPARK_OK) st = let_files_age(ckpt, err);
     const int64_t start = now_ns();
-    if (st == DSPARK_OK) st = dspark__prepacked_config(p->head.config, ckpt, err);
     if (st == DSPARK_OK) st = dspark__model_open_packing(&m, ckpt, opts, p, err);
     if (st == DSPARK_OK) {
         p->head.parts = m->parts;
+        memcpy(p->head.config, m->config_digest, sizeof p->head.config);
         memcpy(p->head.context, m->fingerprint, sizeof p->head.context);
         memcpy(p->head.block, m->block_fingerprint, sizeof p->head.block);
         st = note_identity(m->ckpt, start, p->head.identity, err);

@@ -152,16 +152,14 @@ static const char *name_parts(uint32_t parts)
     return parts & DSPARK_PART_Q_A ? "context KV on every path" : "context KV";
 }
 
-dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *ckpt,
+dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *config,
                                       dspark_error *err)
 {
-    char hex[33];
     if ((p->head.parts & parts) != parts)
         return dspark__fail(err, DSPARK_EMODEL, p->path,
                             "holds what %s needs, but %s is asked for: pack it again with these parts",
                             name_parts(p->head.parts), name_parts(parts));
-    dspark_status st = dspark__prepacked_config(hex, ckpt, err);
-    return st == DSPARK_OK ? dspark__prepacked_same(p, "config.json", p->head.config, hex, err) : st;
+    return dspark__prepacked_same(p, "config.json", p->head.config, config, err);
 }
 
 static const dspark__scheme *find_scheme(const char *name)

@@ -65,8 +65,9 @@ void dspark__section_encode(const dspark__section *s, unsigned char bytes[DSPARK
 dspark_status dspark__section_decode(dspark__section *s,
                                      const unsigned char bytes[DSPARK__SECTION_BYTES], uint32_t index,
                                      const char *path, dspark_error *err);
-/* Of the config files' texts. */
-dspark_status dspark__prepacked_config(char hex[33], const char *ckpt, dspark_error *err);
+/* Of the texts of config.json and hf_quant_config.json (NULL: there is none). */
+void dspark__prepacked_config(char hex[33], const char *config, size_t n_config, const char *modelopt,
+                              size_t n_modelopt);
 
 /* ---- reading: prepacked.c ---- */
 
@@ -78,8 +79,8 @@ void dspark__prepacked_close(dspark__prepacked *p);
 /* The parts that a file holds; head and table are checked. */
 dspark_status dspark__prepacked_parts(const char *path, uint32_t *parts, dspark_error *err);
 const dspark__prepacked_head *dspark__prepacked_get_head(const dspark__prepacked *p);
-/* Refuse a file that lacks some of `parts` or was made under another config. */
-dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *ckpt,
+/* Refuse a file that lacks some of `parts` or was made under another config than the one of this digest. */
+dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts, const char *config,
                                       dspark_error *err);
 /* DSPARK_EMODEL: `what` of the checkpoint is not what the file was made of. */
 dspark_status dspark__prepacked_same(const dspark__prepacked *p, const char *what, const char *recorded,

@@ -1,10 +1,8 @@
 /* Head and table entries of a prepacked file, to bytes and back. Back means: a hostile file's. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/digest.h"
 #include "base/status.h"
-#include "ckpt/config.h"
 #include "model/prepacked.h"
 
 #define MAGIC "DSPARKPK"
@@ -204,24 +202,14 @@ dspark_status dspark__section_decode(dspark__section *s,
                         s->name, s->shard, s->rows, s->k, wrong);
 }
 
-dspark_status dspark__prepacked_config(char hex[33], const char *ckpt, dspark_error *err)
+void dspark__prepacked_config(char hex[33], const char *config, size_t n_config, const char *modelopt,
+                              size_t n_modelopt)
 {
-    char *text = NULL, *modelopt = NULL;
-    size_t n = 0, n_modelopt = 0;
-    uint64_t sizes[2];
+    const uint64_t sizes[2] = {n_config, n_modelopt};
     dspark__digest d;
-    dspark_status st = dspark__config_text(&text, &n, ckpt, err);
-    if (st == DSPARK_OK) st = dspark__config_modelopt_text(&modelopt, &n_modelopt, ckpt, err);
-    if (st == DSPARK_OK) {
-        sizes[0] = n;
-        sizes[1] = n_modelopt;
-        dspark__digest_init(&d);
-        dspark__digest_update(&d, sizes, sizeof sizes);
-        dspark__digest_update(&d, text, n);
-        if (modelopt) dspark__digest_update(&d, modelopt, n_modelopt);
-        dspark__digest_hex(&d, hex);
-    }
-    free(text);
-    free(modelopt);
-    return st;
+    dspark__digest_init(&d);
+    dspark__digest_update(&d, sizes, sizeof sizes);
+    dspark__digest_update(&d, config, n_config);
+    if (modelopt) dspark__digest_update(&d, modelopt, n_modelopt);
+    dspark__digest_hex(&d, hex);
 }
