@@ -319,6 +319,8 @@ static int print_tensors(const json_t *doc)
 {
     const json_t *tensors = json_object_get(doc, "tensors");
     const json_t *totals = json_object_get(doc, "totals"), *want = json_object_get(doc, "expected");
+    const json_t *parameters = json_object_get(totals, "parameters");
+    const json_t *stored = json_object_get(totals, "stored_elements");
     int deep = json_is_object(json_object_get(doc, "deep")), failed;
     size_t n = json_array_size(tensors), i;
     unsigned char *shown;
@@ -327,8 +329,10 @@ static int print_tensors(const json_t *doc)
     shown = calloc(n, 1);
     if (!shown) return -1;
     begin_line("tensors");
-    put_count("", uint_of(totals, "tensors"), ", ");
-    put_count("", uint_of(totals, "parameters"), " parameters");
+    put_count("", uint_of(totals, "tensors"), "");
+    if (json_is_integer(parameters)) put_count(", ", uint_of(totals, "parameters"), " parameters");
+    if (!json_equal(parameters, stored))
+        put_count(", ", uint_of(totals, "stored_elements"), " stored elements");
     put_bytes(", ", uint_of(totals, "bytes"), "");
     if (json_is_object(want)) {
         put_count("; the config's roster has ", uint_of(want, "tensors"), "");

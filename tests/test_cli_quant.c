@@ -16,7 +16,9 @@
 #include "support/cli_said.h"
 #include "support/tmpdir.h"
 
-#define N_LAYERS 5 /* of the tiny preset */
+/* Of the tiny preset. */
+#define N_LAYERS 5
+#define TINY_PARAMETERS 195721
 
 static int make_inputs(void **state)
 {
@@ -35,6 +37,16 @@ static json_t *run_json(int code, const char *args)
 }
 
 /* ---- every format ---- */
+
+/* Packing and scales change what is stored, not how many parameters there are. */
+static void check_totals(const json_t *doc, const char *text, int plain)
+{
+    const json_t *totals = json_object_get(doc, "totals");
+    assert_int_equal(said_int(totals, "parameters"), TINY_PARAMETERS);
+    assert_has(text, ", 195,721 parameters, ");
+    assert_int_equal(said_int(totals, "stored_elements") == TINY_PARAMETERS, plain);
+    assert_int_equal(strstr(text, " stored elements, ") == NULL, plain);
+}
 
 /* The name of the scheme of a checkpoint's context_kv shards must be in the text too. */
 static void check_format(const char *format, const char *options, const char *scheme)
@@ -60,9 +72,10 @@ static void check_format(const char *format, const char *options, const char *sc
         n_shards++;
     }
     assert_int_equal(n_shards, N_LAYERS);
-    json_decref(doc);
     r = run_cli("%s", args);
     assert_int_equal(r.code, 0);
+    check_totals(doc, r.out, strcmp(format, "bf16") == 0);
+    json_decref(doc);
     snprintf(line, sizeof line, "merged      context_kv: 5 shards, %s in 5, ", scheme);
     assert_has(r.out, line);
     snprintf(line, sizeof line,
@@ -103,6 +116,31 @@ static void test_fp8_is_fp8_channel(void **state)
     assert_int_equal(run_cli("synth made --preset tiny --format fp8").code, 0);
     assert_true(same_files("made/model.safetensors", "long/model.safetensors"));
     assert_has(run_cli("help quantize").out, "fp8: fp8-channel");
+}
+
+/* Scales of one element: headers alone do not tell a block from a tensor, the config does. */
+static void test_inspect_one_scale(void **state)
+{
+    static const char *const rows[][2] = {
+        {"fp8-tensor", "bf16 in 31 modules, fp8 per-tensor in 36 modules;"},
+        {"fp8-channel", "bf16 in 31 modules, fp8 per-channel in 36 modules;"},
+        {"fp8-block", "bf16 in 31 modules, fp8 block in 36 modules;"},
+    };
+    cli_result r;
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(run_cli("quantize tiny one-%s --format %s --no-compare", rows[i][0],
+                                 rows[i][0]).code, 0);
+        r = run_cli("inspect one-%s", rows[i][0]);
+        assert_int_equal(r.code, 0);
+        assert_has(r.out, rows[i][1]);
+    }
+    assert_int_equal(remove(in_folder("one-fp8-block/config.json")), 0);
+    r = run_cli("inspect one-fp8-block");
+    assert_int_equal(r.code, 1);
+    assert_has(r.out, "fp8 block or group in 1 module, fp8 per-tensor or of one block in 35 modules");
+    assert_has(r.out, ", 195,721 parameters, 195,759 stored elements, ");
 }
 
 /* Shards of other schemes in one merged linear are counted apart; q_a_proj is all BF16 here. */
@@ -358,6 +396,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_format),
         cmocka_unit_test(test_fp8_is_fp8_channel),
+        cmocka_unit_test(test_inspect_one_scale),
         cmocka_unit_test(test_inspect_mixed),
         cmocka_unit_test(test_synth_schemes),
         cmocka_unit_test(test_quantize_compares),

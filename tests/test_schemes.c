@@ -170,6 +170,11 @@ static void test_fp8(void **state)
     rule.block_rows = 16;
     rule.block_cols = 24;
     fp8_case("fp8_block", DSPARK_F8_E4M3, "weight_scale_inv", DSPARK_F32, 2, small, 24, 64, 16, 24);
+    /* one block is a block where the config says so, also without ModelOpt's dropped dimensions */
+    rule.block_rows = rule.block_cols = 128;
+    for (uint32_t rank = 0; rank <= 2; rank++)
+        fp8_case("fp8_block", DSPARK_F8_E4M3, "weight_scale", DSPARK_F32, rank, single, 24, 64, 128,
+                 128);
 }
 
 /* 576 rows of 128x128 blocks: the fifth block row serves rows 512 .. 575 and nothing else. */

@@ -125,7 +125,10 @@ static dspark__module_state fp8_state(const dspark__file_module *m, const dspark
         return say(DSPARK__MODULE_QUANTISED, scheme, "fp8 block (scale)");
     if (!scale) return say(DSPARK__MODULE_BROKEN, scheme, "an FP8 weight without a scale");
     if (is_power_scale(scale)) return say(DSPARK__MODULE_QUANTISED, scheme, "mxfp8");
-    if (scale->n_elements == 1) return say(DSPARK__MODULE_QUANTISED, scheme, "fp8 per-tensor");
+    if (scale->n_elements == 1 && scale->rank < 2)
+        return say(DSPARK__MODULE_QUANTISED, scheme, "fp8 per-tensor");
+    if (scale->n_elements == 1)
+        return say(DSPARK__MODULE_QUANTISED, scheme, "fp8 per-tensor or of one block");
     if (weight->rank == 2 && scale->n_elements == weight->shape[0] &&
         (scale->rank == 1 || (scale->rank == 2 && scale->shape[1] == 1)))
         return say(DSPARK__MODULE_QUANTISED, scheme, "fp8 per-channel");

@@ -46,6 +46,7 @@ typedef struct inspector {
     dspark__modules modules;
     dspark__quant_config *quant;    /* NULL: the config says nothing of quantisation */
     dspark__quant_modules linears;  /* every linear of a K3 drafter: scheme and packing */
+    const dspark__quant_module **linear_of; /* of each module of the file; NULL: it is none */
     json_t *tensors, *deep;
 } inspector;
 
@@ -462,20 +463,12 @@ static json_t *notes_section(inspector *k)
     return list;
 }
 
+/* A file of this project that is no checkpoint has tensors, and no parameters. */
 static json_t *totals_section(inspector *k)
 {
-    json_t *o = json_object();
-    size_t n = dspark__checkpoint_count(k->ckpt);
-    uint64_t parameters = 0, bytes = 0;
+    json_t *o = dspark__inspect_totals(k->ckpt, &k->modules, k->linear_of);
 
-    for (size_t i = 0; i < n; i++) {
-        const dspark_tensor *t = dspark__checkpoint_at(k->ckpt, i);
-        parameters += t->n_elements;
-        bytes += t->n_bytes;
-    }
-    dspark__inspect_put(&k->oom, o, "tensors", dspark__inspect_u64(n));
-    dspark__inspect_put(&k->oom, o, "parameters", dspark__inspect_u64(parameters));
-    dspark__inspect_put(&k->oom, o, "bytes", dspark__inspect_u64(bytes));
+    if (k->container) dspark__inspect_put(&k->oom, o, "parameters", json_null());
     return o;
 }
 
@@ -503,10 +496,8 @@ static json_t *quantisation_section(inspector *k)
     json_t *o = json_object(), *schemes = json_object();
 
     for (size_t i = 0; i < k->modules.n && !k->oom; i++) {
-        const char *scheme = "";
-        json_t *seen;
-        dspark__file_module_state(&k->modules.list[i], &scheme);
-        seen = json_object_get(schemes, scheme);
+        const char *scheme = dspark__inspect_scheme(&k->modules.list[i], k->linear_of[i]);
+        json_t *seen = json_object_get(schemes, scheme);
         dspark__inspect_put(&k->oom, schemes, scheme, json_integer(json_integer_value(seen) + 1));
     }
     dspark__inspect_put(&k->oom, o, "config_method",
@@ -631,7 +622,10 @@ static dspark_status inspect_path(inspector *k, dspark_error *err)
         if (!k->container && (st = judge_family(k, err)) != DSPARK_OK) return st;
     }
     if (k->ckpt) {
-        k->tensors = dspark__inspect_tensors(k->ckpt, &k->modules, k->doc ? &k->doc->config : NULL);
+        k->linear_of = dspark__inspect_match(&k->modules, &k->linears);
+        if (k->linear_of)
+            k->tensors = dspark__inspect_tensors(k->ckpt, &k->modules, k->linear_of,
+                                                 k->doc ? &k->doc->config : NULL);
         if (!k->tensors) k->oom = 1;
         if (k->doc) warn_square(k);
         if (!k->oom && k->opts->deep && (st = read_deep(k, err)) != DSPARK_OK) return st;
@@ -680,6 +674,7 @@ dspark_status dspark__inspect(dspark_inspection **out, const char *path,
     json_decref(k.tensors);
     json_decref(k.deep);
     free(k.config_text);
+    free(k.linear_of);
     dspark__config_free(k.doc);
     dspark__quant_modules_free(&k.linears);
     dspark__quant_config_free(k.quant);

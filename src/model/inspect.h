@@ -18,7 +18,9 @@
  *                 for the second place of the same bytes; deep only when deep:
  *                 {elements, nonfinite, rows, zero_rows, min, max, absmax, rms}, null for 4-
  *                 and 6-bit
- *   totals        {tensors, parameters, bytes}; parameters counts elements
+ *   totals        {tensors, parameters, stored_elements, bytes}; parameters: those of the weights, biases,
+ *                 norms and tables, however they are packed (null: there is no telling, or no
+ *                 checkpoint); stored_elements: of all tensors as they lie in the files
  *   expected      {tensors, parameters}: of the config's roster, optional tensors included
  *   quantisation  {config_method, config, schemes: {name: number of modules}, linears}
  *     config        quantization_config in one line, null when there is none
@@ -69,12 +71,23 @@ json_t *dspark__inspect_real(double v);
 /* inspect_parts.c: sections of the document. NULL when memory is short. */
 json_t *dspark__inspect_config(const dspark__config_doc *doc);
 json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__modules *modules,
+                                const dspark__quant_module *const *linear_of,
                                 const dspark_config *config);
 json_t *dspark__inspect_plan(const dspark__config_doc *doc, const dspark__quant_modules *linears);
 /* [{name, scheme, text, rows, k, file_bytes, packed_bytes}] in roster order. NULL: no memory. */
 json_t *dspark__inspect_linears(const dspark__quant_modules *linears);
 /* One sentence about weights whose shape is the same when transposed; null when there is none. */
 json_t *dspark__inspect_square(const dspark_checkpoint *ckpt, const dspark_config *config);
+
+/* inspect_weights.c: of each module of the file the linear that it is, else NULL. [modules->n], free it;
+ * NULL: no memory. */
+const dspark__quant_module **dspark__inspect_match(const dspark__modules *modules,
+                                                   const dspark__quant_modules *linears);
+/* What the module is, in a word or two: as headers say it, or as the config settles it. linear: of
+ * dspark__inspect_match. */
+const char *dspark__inspect_scheme(const dspark__file_module *m, const dspark__quant_module *linear);
+json_t *dspark__inspect_totals(const dspark_checkpoint *ckpt, const dspark__modules *modules,
+                               const dspark__quant_module *const *linear_of);
 
 /* inspect_deep.c: what one tensor's data holds. */
 typedef struct dspark__tensor_stats {

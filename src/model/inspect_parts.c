@@ -171,6 +171,7 @@ static void put_place(const dspark_tensor *t, const dspark_config *config, json_
 }
 
 json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__modules *modules,
+                                const dspark__quant_module *const *linear_of,
                                 const dspark_config *config)
 {
     size_t count = dspark__checkpoint_count(ckpt);
@@ -180,10 +181,9 @@ json_t *dspark__inspect_tensors(const dspark_checkpoint *ckpt, const dspark__mod
     for (size_t i = 0; i < count && !oom; i++) {
         const dspark_tensor *t = dspark__checkpoint_at(ckpt, i);
         const dspark__file_module *m = dspark__modules_of(modules, i);
-        const char *scheme = NULL;
+        const char *scheme = dspark__inspect_scheme(m, linear_of[modules->of_tensor[i]]);
         json_t *o = json_object(), *shape = json_array();
 
-        dspark__file_module_state(m, &scheme);
         dspark__inspect_put(&oom, o, "name", dspark__inspect_text(t->name));
         dspark__inspect_put(&oom, o, "dtype", json_string(dspark__dtype_name(t->dtype)));
         for (uint32_t d = 0; d < t->rank; d++)

@@ -37,13 +37,14 @@ static uint64_t blocks(uint64_t n, uint64_t block)
     return n / block + (n % block != 0);
 }
 
+/* ModelOpt drops the dimensions of a single block's scale: without the config it is a tensor's. */
 static int fits_blocks(const dspark_tensor *s, const dspark__quant_rule *q, uint64_t rows,
                        uint64_t k)
 {
     uint64_t r, c, br, bc;
+    int grid = s->rank >= 2 || (s->n_elements == 1 && strategy_of(q) == DSPARK__STRATEGY_BLOCK);
     block_of(q, &br, &bc);
-    return s->rank >= 2 && dspark__part_grid(s, &r, &c) && r == blocks(rows, br) &&
-           c == blocks(k, bc);
+    return grid && dspark__part_grid(s, &r, &c) && r == blocks(rows, br) && c == blocks(k, bc);
 }
 
 /* What the shape of the scale says; where it fits two kinds, the config's strategy decides. */
@@ -130,16 +131,12 @@ static dspark_status check_rule(const dspark__module *m, const dspark__quant_rul
                                 uint64_t rows, uint64_t k, uint32_t group, dspark_error *err)
 {
     dspark__claim c = {"FP8", 8, 1, 0, 0, {"float-quantized", "naive-quantized"}};
-    uint64_t br, bc;
 
     switch (what) {
     case KIND_TENSOR:
         c.scheme = "FP8 per tensor";
         c.strategies = DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_TENSOR);
         if (rows == 1) c.strategies |= DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_CHANNEL);
-        /* A weight of a single block: ModelOpt drops the dimensions of its one scale. */
-        block_of(q, &br, &bc);
-        if (rows <= br && k <= bc) c.strategies |= DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_BLOCK);
         break;
     case KIND_CHANNEL:
         c.scheme = "FP8 per channel";
