@@ -5,16 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-double error_bf16_value(const unsigned char *bytes)
-{
-    uint16_t half;
-    uint32_t word;
-    float value;
-    memcpy(&half, bytes, sizeof half);
-    word = (uint32_t)half << 16;
-    memcpy(&value, &word, sizeof value);
-    return (double)value;
-}
+#include "numbers.h"
 
 /* 8 significant bits, fixed below 2^-126. */
 double error_bf16_ulp(double x)
@@ -39,7 +30,7 @@ void error_measure(error_stats *out, const void *entries, const double *exact, u
         rms = sqrt(entry_squares / (double)(to - from));
         squares += entry_squares;
         for (k = from; k < to; k++) {
-            double error = fabs(error_bf16_value(entry + 2 * k) - exact[k]);
+            double error = fabs(number_bf16(entry + 2 * k) - exact[k]);
             double ulp = error / error_bf16_ulp(fmax(fabs(exact[k]), rms));
             if (!(error <= out->max_abs)) out->max_abs = error;
             if (!(ulp <= out->max_ulp)) out->max_ulp = ulp;

@@ -17,7 +17,6 @@ typedef struct error_stats {
 void error_measure(error_stats *out, const void *entries, const double *exact, uint64_t n,
                    size_t width, size_t from, size_t to);
 
-double error_bf16_value(const unsigned char *bytes);
 /* The distance between neighbouring bf16 numbers at x. */
 double error_bf16_ulp(double x);
 

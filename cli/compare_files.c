@@ -5,9 +5,11 @@
 #include "compare_files.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare_values.h"
 #include "dspark/dspark.h"
 #include "out.h"
 
@@ -26,6 +28,8 @@ typedef struct cache_file {
     const dspark_tensor *layers[DSPARK_MAX_LAYERS];
     uint32_t n_layers;
     cache_kind kind;
+    value_form form;          /* of an element of the latent; KIND_FP8: of all */
+    double scales[DSPARK_MAX_LAYERS]; /* KIND_FP8; 0: the file does not say */
     uint64_t n_blocks, block_size;
     uint64_t entry_bytes;
     uint64_t latent;          /* elements of the latent by the metadata, 0 unknown */
@@ -49,6 +53,7 @@ typedef struct part_result {
     int64_t first;            /* position or slot */
     size_t first_element;
     uint64_t max_difference;  /* in units of the part */
+    value_error error;
 } part_result;
 
 #define MAX_METADATA (8 + 2 * DSPARK_MAX_LAYERS)
@@ -58,12 +63,13 @@ typedef struct files_job {
     entry_part parts[MAX_PARTS];
     size_t n_parts;
     part_result results[DSPARK_MAX_LAYERS][MAX_PARTS];
+    value_tables tables;
     int by_position;
     uint64_t n_compared, only_a, only_b;
     char keys[MAX_METADATA][64]; /* metadata that differs */
     size_t n_keys;
     int scales_differ;        /* equal codes are then not equal values */
-    uint64_t n_differ;
+    uint64_t n_differ, n_not_finite;
 } files_job;
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -81,6 +87,9 @@ static dspark_status find_kind(cache_file *f, const dspark_tensor *t, dspark_err
     const char *dtype = dspark_checkpoint_metadata(f->file, "cache_dtype");
     uint64_t width = t->shape[2];
     f->entry_bytes = t->dtype == DSPARK_BF16 ? 2 * width : width;
+    f->form = VALUE_E4M3;
+    if (t->dtype == DSPARK_F8_E5M2 || (dtype && strcmp(dtype, "fp8_e5m2") == 0))
+        f->form = VALUE_E5M2;
     if (t->dtype == DSPARK_BF16)
         f->kind = KIND_BF16;
     else if (t->dtype == DSPARK_F8_E4M3 || t->dtype == DSPARK_F8_E5M2)
@@ -120,6 +129,23 @@ static dspark_status find_layers(cache_file *f, dspark_error *err)
             return refuse(f, name, err, "another dtype or shape than layer 0");
         f->layers[f->n_layers++] = t;
     }
+}
+
+/* Of plain fp8, where a value is code times scale. */
+static dspark_status read_scales(cache_file *f, dspark_error *err)
+{
+    uint32_t l;
+    for (l = 0; l < f->n_layers; l++) {
+        char key[64], *end;
+        const char *text;
+        snprintf(key, sizeof key, "scale.layers.%u", l);
+        text = dspark_checkpoint_metadata(f->file, key);
+        if (f->kind != KIND_FP8 || !text) continue;
+        f->scales[l] = strtod(text, &end);
+        if (!*text || *end || !isfinite(f->scales[l]) || !(f->scales[l] > 0))
+            return refuse(f, key, err, "expected a number greater than 0 in the metadata");
+    }
+    return DSPARK_OK;
 }
 
 static int64_t integer_at(const dspark_tensor *t, uint64_t i)
@@ -190,6 +216,7 @@ static dspark_status open_file(cache_file *f, const char *path, dspark_error *er
         return st;
     }
     if ((st = find_layers(f, err)) != DSPARK_OK) return st;
+    if ((st = read_scales(f, err)) != DSPARK_OK) return st;
     latent = dspark_checkpoint_metadata(f->file, "kv_lora_rank");
     if (latent) f->latent = strtoull(latent, NULL, 10);
     return read_mapping(f, err);
@@ -295,6 +322,45 @@ static void compare_part(const entry_part *part, part_result *r, const unsigned 
     }
 }
 
+/* The tiles of a DS-MLA entry have their scales behind the 512 codes. */
+static void measure_tiles(files_job *job, part_result *r, const unsigned char *x,
+                          const unsigned char *y)
+{
+    size_t tile;
+    for (tile = 0; tile < 4; tile++) {
+        float scale_x, scale_y;
+        memcpy(&scale_x, x + 512 + 4 * tile, sizeof scale_x);
+        memcpy(&scale_y, y + 512 + 4 * tile, sizeof scale_y);
+        value_error_add(&r->error, &job->tables,
+                        (value_view){x + 128 * tile, VALUE_E4M3, (double)scale_x},
+                        (value_view){y + 128 * tile, VALUE_E4M3, (double)scale_y}, 128);
+    }
+}
+
+static void measure_part(files_job *job, size_t p, uint32_t layer, const unsigned char *x,
+                         const unsigned char *y)
+{
+    static const value_form forms[] = {VALUE_E4M3, VALUE_F32, VALUE_BF16};
+    const entry_part *part = &job->parts[p];
+    part_result *r = &job->results[layer][p];
+    value_view a = {x + part->at, VALUE_BF16, 1}, b = {y + part->at, VALUE_BF16, 1};
+    if (job->a.kind == KIND_DS_MLA && p == 0) {
+        measure_tiles(job, r, x, y);
+        return;
+    }
+    if (job->a.kind == KIND_DS_MLA) {
+        a.form = b.form = forms[p];
+    } else if (job->a.kind == KIND_FP8) {
+        const double scale_a = job->a.scales[layer], scale_b = job->b.scales[layer];
+        a.form = job->a.form;
+        b.form = job->b.form;
+        /* An engine that says nothing: as the other file. */
+        a.scale = scale_a > 0 ? scale_a : scale_b > 0 ? scale_b : 1;
+        b.scale = scale_b > 0 ? scale_b : a.scale;
+    }
+    value_error_add(&r->error, &job->tables, a, b, part->n);
+}
+
 static void compare_entry(files_job *job, uint64_t slot_a, uint64_t slot_b, int64_t where)
 {
     uint32_t l;
@@ -304,8 +370,10 @@ static void compare_entry(files_job *job, uint64_t slot_a, uint64_t slot_b, int6
             (const unsigned char *)job->a.layers[l]->data + (size_t)(slot_a * job->a.entry_bytes);
         const unsigned char *y =
             (const unsigned char *)job->b.layers[l]->data + (size_t)(slot_b * job->a.entry_bytes);
-        for (p = 0; p < job->n_parts; p++)
+        for (p = 0; p < job->n_parts; p++) {
             compare_part(&job->parts[p], &job->results[l][p], x, y, where);
+            measure_part(job, p, l, x, y);
+        }
     }
     job->n_compared++;
 }
@@ -386,42 +454,75 @@ static void print_file(const char *label, const cache_file *f)
                f->has_positions ? "" : " (no positions: rows are counted)");
 }
 
+static void cell_number(out_table *t, double x)
+{
+    if (isfinite(x))
+        out_table_cell(t, "%.3g", x);
+    else
+        out_table_cell(t, "-");
+}
+
+static void cell_part(out_table *t, const files_job *job, uint32_t layer, size_t p)
+{
+    const part_result *r = &job->results[layer][p];
+    out_table_cell(t, "%u", layer);
+    out_table_cell(t, "%s", job->parts[p].name);
+    if (r->n_differ) {
+        out_table_cell(t, "%" PRIu64 " DIFFER", r->n_differ);
+        out_table_cell(t, "%s %" PRId64 ", element %zu", job->by_position ? "position" : "slot",
+                       r->first, r->first_element);
+        out_table_cell(t, "%" PRIu64 " %s", r->max_difference, job->parts[p].unit);
+    } else {
+        out_table_cell(t, job->n_compared ? "equal" : "none in common");
+        out_table_cell(t, "%s", "");
+        out_table_cell(t, "%s", "");
+    }
+    if (r->n_differ || r->error.max_abs > 0) {
+        cell_number(t, r->error.n ? r->error.max_abs : (double)NAN);
+        cell_number(t, value_error_rms(&r->error));
+        cell_number(t, value_error_relative(&r->error));
+    } else {
+        out_table_cell(t, "%s", "");
+        out_table_cell(t, "%s", "");
+        out_table_cell(t, "%s", "");
+    }
+    if (!job->n_not_finite) return;
+    out_table_cell(t, r->error.n_not_finite ? "%" PRIu64 : "", r->error.n_not_finite);
+}
+
+static int print_parts(const files_job *job)
+{
+    out_table t;
+    uint32_t l;
+    size_t p;
+    out_table_init(&t, job->n_not_finite ? "lllllrrrr" : "lllllrrr");
+    out_table_cell(&t, "layer");
+    out_table_cell(&t, "part");
+    out_table_cell(&t, "elements");
+    out_table_cell(&t, "first at");
+    out_table_cell(&t, "largest");
+    out_table_cell(&t, "max abs");
+    out_table_cell(&t, "rms");
+    out_table_cell(&t, "relative");
+    if (job->n_not_finite) out_table_cell(&t, "not finite");
+    for (l = 0; l < job->a.n_layers; l++)
+        for (p = 0; p < job->n_parts; p++) cell_part(&t, job, l, p);
+    return out_table_print(&t, 2) == 0 ? EXIT_OK : out_error(EXIT_INTERNAL, "out of memory");
+}
+
 static int print_text(const files_job *job)
 {
     const char *place = job->by_position ? "position" : "slot";
-    out_table t;
     char text[32];
-    uint32_t l;
-    size_t p, i;
+    size_t i;
+    int code;
     print_file("A", &job->a);
     print_file("B", &job->b);
     printf("compared    %s entries a layer, by %s\n", out_count(text, job->n_compared), place);
     if (job->only_a) printf("            %s only in A\n", out_count(text, job->only_a));
     if (job->only_b) printf("            %s only in B\n", out_count(text, job->only_b));
     putchar('\n');
-    out_table_init(&t, "lllll");
-    out_table_cell(&t, "layer");
-    out_table_cell(&t, "part");
-    out_table_cell(&t, "elements");
-    out_table_cell(&t, "first at");
-    out_table_cell(&t, "largest");
-    for (l = 0; l < job->a.n_layers; l++) {
-        for (p = 0; p < job->n_parts; p++) {
-            const part_result *r = &job->results[l][p];
-            out_table_cell(&t, "%u", l);
-            out_table_cell(&t, "%s", job->parts[p].name);
-            if (!r->n_differ) {
-                out_table_cell(&t, job->n_compared ? "equal" : "none in common");
-                out_table_cell(&t, "%s", "");
-                out_table_cell(&t, "%s", "");
-                continue;
-            }
-            out_table_cell(&t, "%" PRIu64 " DIFFER", r->n_differ);
-            out_table_cell(&t, "%s %" PRId64 ", element %zu", place, r->first, r->first_element);
-            out_table_cell(&t, "%" PRIu64 " %s", r->max_difference, job->parts[p].unit);
-        }
-    }
-    if (out_table_print(&t, 2) != 0) return out_error(EXIT_INTERNAL, "out of memory");
+    if ((code = print_parts(job)) != EXIT_OK) return code;
     for (i = 0; i < job->n_keys; i++) {
         const char *x = dspark_checkpoint_metadata(job->a.file, job->keys[i]);
         const char *y = dspark_checkpoint_metadata(job->b.file, job->keys[i]);
@@ -470,6 +571,11 @@ static int print_json(const files_job *job, int equal)
                     r->n_differ ? json_integer((json_int_t)r->first_element) : json_null());
             out_set(item, "max_difference", json_integer((json_int_t)r->max_difference));
             out_set(item, "unit", json_string(job->parts[p].unit));
+            out_set(item, "max_abs_error",
+                    r->error.n ? out_real(r->error.max_abs) : json_null());
+            out_set(item, "rms_error", out_real(value_error_rms(&r->error)));
+            out_set(item, "relative_error", out_real(value_error_relative(&r->error)));
+            out_set(item, "elements_not_finite", json_integer((json_int_t)r->error.n_not_finite));
             out_append(layers, item);
         }
     }
@@ -508,7 +614,10 @@ int compare_files(const char *path_a, const char *path_b, int json)
     if (st != DSPARK_OK) goto fail;
     compare_metadata(job);
     for (l = 0; l < job->a.n_layers; l++)
-        for (p = 0; p < job->n_parts; p++) job->n_differ += job->results[l][p].n_differ;
+        for (p = 0; p < job->n_parts; p++) {
+            job->n_differ += job->results[l][p].n_differ;
+            job->n_not_finite += job->results[l][p].error.n_not_finite;
+        }
     equal = job->n_compared && !job->n_differ && !job->only_a && !job->only_b && !job->scales_differ;
     code = json ? print_json(job, equal) : print_text(job);
     if (code == EXIT_OK && !equal) code = EXIT_CHECK_FAILED;

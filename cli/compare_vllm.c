@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "compare_error.h"
+#include "numbers.h"
 #include "out.h"
 #include "progress.h"
 
@@ -34,7 +35,7 @@ static void measure_part(vllm_part *out, const unsigned char *exact, const unsig
     for (i = 0; i < n; i++) {
         for (k = from; k < to; k++) {
             const unsigned char *x = exact + 2 * (i * width + k), *y = other + 2 * (i * width + k);
-            double a = error_bf16_value(x), b = error_bf16_value(y);
+            double a = number_bf16(x), b = number_bf16(y);
             int64_t ulp = (int64_t)bf16_rank(y) - bf16_rank(x);
             if (ulp < 0) ulp = -ulp;
             out->n_differ += memcmp(x, y, 2) != 0;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "dump.h"
+#include "numbers.h"
 #include "out.h"
 #include "progress.h"
 
@@ -145,8 +146,8 @@ static void compare_blocks(quantize_compare *out, const sample *s)
         if (change > out->confidence_change) out->confidence_change = change;
     }
     for (i = 0; i < (size_t)s->block * s->vocab; i++) {
-        const double x = error_bf16_value((const unsigned char *)&s->logits[0][i]);
-        const double y = error_bf16_value((const unsigned char *)&s->logits[1][i]);
+        const double x = number_bf16((const unsigned char *)&s->logits[0][i]);
+        const double y = number_bf16((const unsigned char *)&s->logits[1][i]);
         errors += (x - y) * (x - y);
         squares += x * x;
     }

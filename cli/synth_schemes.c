@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "numbers.h"
 #include "out.h"
 
 #define BLOCK 128u
@@ -82,11 +83,7 @@ int synth_scheme_has_groups(const synth_scheme *s)
 
 static float weight_at(const module *m, uint64_t row, uint64_t col)
 {
-    const unsigned char *p = (const unsigned char *)m->t->data + 2 * (row * m->k + col);
-    uint32_t word = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
-    float f;
-    memcpy(&f, &word, sizeof f);
-    return f;
+    return (float)number_bf16((const unsigned char *)m->t->data + 2 * (row * m->k + col));
 }
 
 /* To nearest, ties to even; f is finite. */
@@ -104,17 +101,9 @@ static float bf16_rounded(float f)
     return f;
 }
 
-/* Magnitudes of the codes 0 .. last of an FP8 type, in order. */
 static float fp8_value(dspark_dtype dtype, int code)
 {
-    int e = dtype == DSPARK_F8_E5M2 ? code >> 2 : code >> 3, m;
-    if (dtype == DSPARK_F8_E5M2) {
-        m = code & 3;
-        return (float)(e ? ldexp(4 + m, e - 17) : ldexp(m, -16));
-    }
-    m = code & 7;
-    return (float)(e ? ldexp(8 + m, e - 10) : ldexp(m, -9)) *
-           (dtype == DSPARK_F8_E4M3FNUZ ? 0.5f : 1.0f);
+    return (float)number_fp8(dtype, code);
 }
 
 static int fp8_last(dspark_dtype dtype)
