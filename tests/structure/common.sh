@@ -37,3 +37,9 @@ code_of() {
         print out
     }' sq="'" "$1"
 }
+
+# The relative links of a Markdown page, pictures included, one a line.
+links_of() {
+    grep -oE '\]\([^)#][^)]*\)|(src|href)="[^"#][^"]*"' "$1" |
+        sed -E 's/^\]\(([^) ]*).*$/\1/; s/^(src|href)="(.*)"$/\2/' | grep -vE '^[a-z]+:' || true
+}

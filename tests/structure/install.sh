@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs into a temporary prefix and uses the result as a stranger would: through pkg-config (shared
-# and static) and through find_package(dspark). Each program must run.
+# and static) and through find_package(dspark). Each program must run; each link of an installed page must
+# lead to an installed file.
 # usage: install.sh ROOT BUILD_DIR TINY_CHECKPOINT CMAKE CC
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -15,9 +16,15 @@ trap 'rm -rf "$tmp"' EXIT
 prefix=$tmp/prefix
 
 "$cmake" --install "$build" --prefix "$prefix" > "$tmp/log" 2>&1 || { cat "$tmp/log"; fail 'install'; finish; }
-for f in include/dspark/dspark.h bin/dspark share/man/man1/dspark.1 share/doc/dspark/numerics.md; do
+for f in include/dspark/dspark.h bin/dspark share/man/man1/dspark.1 share/doc/dspark/docs/numerics.md; do
     [[ -e $prefix/$f ]] || fail "$f was not installed"
 done
+while IFS= read -r page; do
+    while IFS= read -r link; do
+        [[ -e $(dirname "$page")/${link%%#*} ]] ||
+            fail "${page#"$prefix/"}: the link $link leads to nothing that was installed"
+    done < <(links_of "$page")
+done < <(find "$prefix" -name '*.md')
 pc=$(find "$prefix" -name dspark.pc)
 [[ -n $pc ]] || { fail 'dspark.pc was not installed'; finish; }
 libdir=$(dirname "$(dirname "$pc")")

@@ -23,7 +23,7 @@ for f in README.md CONTRIBUTING.md NEWS.md docs/*.md; do
     while IFS= read -r link; do
         n=$((n + 1))
         [[ -e $(dirname "$f")/${link%%#*} ]] || fail "$f: the link $link leads nowhere"
-    done < <(grep -oE '\]\([^)#][^)]*\)' "$f" | sed -E 's/^\]\(([^) ]*).*$/\1/' | grep -vE '^[a-z]+:' || true)
+    done < <(links_of "$f")
     if grep -nE '(^|[^A-Za-z0-9_.])/(work|home|root)/' "$f"; then fail "$f: a path of one machine"; fi
 done
 # Every page of docs/ is linked from the README.
