@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "out.h"
+#include "outputs.h"
 
 #define BUFFER_BYTES (UINT64_C(512) << 20)
 #define BUFFER_MAX (UINT64_C(1) << 40) /* far from where rounding up to huge pages wraps */
@@ -138,22 +139,11 @@ static int check_combination(const args_command *command, const written *w, cons
     return ARGS_RUN;
 }
 
-/* Outputs that take no input's place and can be written: known before the minutes of measuring.
- * Returns ARGS_RUN or an exit code. */
 static int check_outputs(const args_command *command, const bench_args *a)
 {
-    const char *const paths[] = {a->csv, a->svg}, *const names[] = {"--csv", "--svg"};
-    int i, code;
-    for (i = 0; i < 2; i++) {
-        const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
-        if (!why && paths[i] && a->prepacked) why = out_refuse_target(paths[i], a->prepacked);
-        if (why) return args_complain(command, "%s: '%s' %s", names[i], paths[i], why);
-    }
-    if (a->csv && a->svg && out_same_target(a->csv, a->svg))
-        return args_complain(command, "--csv and --svg name the same file");
-    for (i = 0; i < 2; i++)
-        if (paths[i] && (code = out_file_try(paths[i])) != EXIT_OK) return code;
-    return ARGS_RUN;
+    const output_path outputs[] = {{"--csv", a->csv, 1}, {"--svg", a->svg, 1}};
+    const char *const inputs[] = {a->checkpoint, a->prepacked, a->target};
+    return outputs_check(command, outputs, 2, inputs, 3);
 }
 
 /* ---- the command ---- */

@@ -10,6 +10,7 @@
 #include "args.h"
 #include "dspark/dspark.h"
 #include "progress.h"
+#include "tmp_folder.h"
 
 typedef enum bench_what {
     BENCH_CONTEXT, BENCH_DRAFT, BENCH_LINEAR, BENCH_ATTENTION, BENCH_LOAD, BENCH_GROWTH
@@ -116,7 +117,7 @@ typedef struct bench_report {
     char fingerprint[33];
     dspark_config config;
     int synthetic;           /* the checkpoint was made for this run */
-    char directory[4096];    /* where it is; "" when there is none */
+    tmp_folder folder;       /* where it is */
     char cpu[128];
     uint32_t n_processors;
     uint64_t cache_bytes;    /* last-level caches of the machine, together; 0 = unknown */
@@ -170,13 +171,12 @@ uint32_t bench_most_threads(const bench_args *a);          /* for packing; 0 = a
 
 /* ---- checkpoints ---- */
 
-/* The checkpoint to measure: what was given, or one made in a temporary folder (r->directory). */
+/* The checkpoint to measure: what was given, or one made in a temporary folder (r->folder). */
 dspark_status bench_find_checkpoint(bench_report *r, int context_only, const char **path,
                                     dspark_error *err);
-/* A temporary folder for copies, at most one at a time: r->directory. */
+/* A temporary folder for copies, at most one at a time: r->folder. */
 dspark_status bench_make_directory(bench_report *r, dspark_error *err);
 void bench_remove_directory(bench_report *r);
-void bench_remove_folder(const char *path);
 
 /* "bf16,int8" into formats and n_formats. 0 for a name that is unknown or there twice. */
 int bench_read_formats(const char *text, bench_args *a);

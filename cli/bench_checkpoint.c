@@ -1,51 +1,29 @@
 /* dspark bench: the checkpoints that are measured. Finds or makes one, copies it into other formats, opens
  * models, and knows how many bytes their parts take. Copies lie in the run's temporary folder only while they
  * are opened. Measures nothing and prints no results. */
-#include <dirent.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench.h"
 #include "out.h"
 
 /* ---- the temporary folder ---- */
 
-void bench_remove_folder(const char *path)
-{
-    char name[4096 + 300];
-    struct dirent *entry;
-    DIR *d = opendir(path);
-    while (d && (entry = readdir(d))) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
-        if (unlink(name) != 0) bench_remove_folder(name); /* a copy in a format; no deeper */
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
-
 void bench_remove_directory(bench_report *r)
 {
-    if (r->directory[0]) bench_remove_folder(r->directory);
-    r->directory[0] = 0;
+    tmp_folder_remove(&r->folder);
 }
 
 dspark_status bench_make_directory(bench_report *r, dspark_error *err)
 {
     const char *base = getenv("TMPDIR");
-    dspark_status st;
-    int n;
-    if (r->directory[0]) return DSPARK_OK;
-    n = snprintf(r->directory, sizeof r->directory, "%s/dspark-bench-XXXXXX",
-                 base && *base ? base : "/tmp");
-    if (n < 0 || (size_t)n >= sizeof r->directory || !mkdtemp(r->directory)) {
-        st = out_set_error(err, DSPARK_EIO, r->directory, "no temporary folder: %s", strerror(errno));
-        r->directory[0] = 0;
-        return st;
-    }
-    return DSPARK_OK;
+    char prefix[4096];
+    int problem;
+    if (r->folder.path[0]) return DSPARK_OK;
+    snprintf(prefix, sizeof prefix, "%s/dspark-bench-", base && *base ? base : "/tmp");
+    problem = tmp_folder_make(&r->folder, prefix);
+    if (!problem) return DSPARK_OK;
+    return out_set_error(err, DSPARK_EOUTPUT, prefix, "no temporary folder: %s", strerror(problem));
 }
 
 dspark_status bench_find_checkpoint(bench_report *r, int context_only, const char **path,
@@ -66,13 +44,13 @@ dspark_status bench_find_checkpoint(bench_report *r, int context_only, const cha
     opts.progress = progress_update;
     opts.progress_user = &bar;
     fprintf(stderr, "dspark: %s a synthetic %s in %s%s\n",
-            r->part ? "making" : "no CKPT given: making", opts.preset, r->directory,
+            r->part ? "making" : "no CKPT given: making", opts.preset, r->folder.path,
             a->settings.n || strcmp(opts.preset, "kimi-k3") != 0 ? ""
             : context_only ? " (665 MB)" : " (7.1 GB)");
     progress_start(&bar, "making", PROGRESS_BYTES);
-    st = dspark_synth_checkpoint(r->directory, &opts, err);
+    st = dspark_synth_checkpoint(r->folder.path, &opts, err);
     progress_end(&bar);
-    *path = r->directory;
+    *path = r->folder.path;
     r->synthetic = 1;
     return st;
 }
@@ -176,7 +154,7 @@ dspark_status bench_copy_format(bench_report *r, char folder[BENCH_COPY_PATH], b
         (format == DSPARK_FORMAT_BF16 && !sizes->quantised))
         return st;
     if ((st = bench_make_directory(r, err)) != DSPARK_OK) return st;
-    snprintf(folder, BENCH_COPY_PATH, "%s/copy", r->directory);
+    snprintf(folder, BENCH_COPY_PATH, "%s/copy", r->folder.path);
     st = write_copy(source, folder, format, context_only, n_threads, err);
     return st == DSPARK_OK ? bench_read_sizes(folder, sizes, err) : st;
 }
@@ -198,7 +176,7 @@ dspark_status bench_open_format(bench_report *r, dspark_model **model, bench_siz
     progress_end(&bar);
     if (st == DSPARK_OK && format != DSPARK_FORMAT_NONE && !sizes->context_kv)
         st = out_set_error(err, DSPARK_EUNSUPPORTED, path, "its weights have no known size");
-    if (folder[0]) bench_remove_folder(folder);
+    if (folder[0]) tmp_folder_delete(folder);
     if (st == DSPARK_OK)
         bench_describe(r, *model);
     else if (r->args->checkpoint && path == source)

@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "dump.h"
 #include "out.h"
+#include "outputs.h"
 #include "progress.h"
 
 typedef struct context_args {
@@ -60,7 +61,6 @@ typedef struct context_job {
     uint64_t n_written;
     double states_seconds;
     double cache_seconds;
-    int output_failed;       /* a run failed because an output could not be written */
     row_digest taps_digest;
     row_digest states_digest;
     row_digest layer_digest[DSPARK_MAX_LAYERS]; /* of entries, in order of position */
@@ -118,21 +118,11 @@ static int read_scales(const args_command *command, context_job *job)
     return code;
 }
 
-/* The output must not take the place of an input. Returns ARGS_RUN or an exit code. */
 static int check_output(const args_command *command, const context_args *a)
 {
-    const char *const paths[] = {a->out, a->states_out};
-    size_t i;
-    for (i = 0; i < 2; i++) {
-        const char *why = paths[i] ? out_refuse_target(paths[i], a->checkpoint) : NULL;
-        if (!why && paths[i]) why = out_refuse_target(paths[i], a->taps);
-        if (!why && paths[i] && a->prepacked) why = out_refuse_target(paths[i], a->prepacked);
-        if (why)
-            return args_complain(command, "--%sout: '%s' %s", i ? "states-" : "", paths[i], why);
-    }
-    if (a->out && a->states_out && out_same_target(a->out, a->states_out))
-        return args_complain(command, "--out and --states-out name the same file");
-    return ARGS_RUN;
+    const output_path outputs[] = {{"--out", a->out, 0}, {"--states-out", a->states_out, 0}};
+    const char *const inputs[] = {a->checkpoint, a->taps, a->prepacked};
+    return outputs_check(command, outputs, 2, inputs, 3);
 }
 
 /* A dump in the place of the checkpoint is always a slip. */
@@ -398,10 +388,7 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
         row_digest_add(&job->states_digest, job->states + (size_t)i * state_bytes, state_bytes);
     if (job->states_writer) {
         st = dspark_writer_data(job->states_writer, job->states, (size_t)n * state_bytes, err);
-        if (st != DSPARK_OK) {
-            job->output_failed = 1;
-            return st;
-        }
+        if (st != DSPARK_OK) return st;
     }
     batch.taps = NULL;
     batch.taps_stride = 0;
@@ -640,18 +627,11 @@ static int run_job(const args_command *command, const context_args *a)
     if ((st = open_rows(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = make_cache(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = make_context(&job, &err)) != DSPARK_OK) goto fail;
-    if ((st = open_output(&job, &err)) != DSPARK_OK) goto fail_output;
-    if ((st = run_rows(&job, &err)) != DSPARK_OK) {
-        if (job.output_failed) goto fail_output;
-        goto fail;
-    }
-    if ((st = write_states(&job, &err)) != DSPARK_OK) goto fail_output;
-    if ((st = write_output(&job, &err)) != DSPARK_OK) goto fail_output;
+    if ((st = open_output(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = run_rows(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = write_states(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = write_output(&job, &err)) != DSPARK_OK) goto fail;
     code = a->json ? print_json(&job) : print_text(&job);
-    goto done;
-fail_output:
-    code = out_fail(st, &err);
-    if (st == DSPARK_EIO) code = EXIT_INTERNAL; /* not a bad input: the output was refused */
     goto done;
 fail:
     code = out_fail(st, &err);

@@ -16,6 +16,7 @@
 #include "drafting.h"
 #include "eval.h"
 #include "out.h"
+#include "outputs.h"
 #include "progress.h"
 
 #define MAX_JOBS 64
@@ -439,8 +440,7 @@ static int write_calibration(const eval_figures *f, const char *path)
         return out_error(EXIT_CHECK_FAILED, "--calibration-out: this drafter has no confidence head");
     memcpy(c.temperatures, f->temperatures, sizeof c.temperatures);
     if (dspark_calibration_save(&c, path, &err) == DSPARK_OK) return EXIT_OK;
-    out_fail(err.code, &err);
-    return EXIT_INTERNAL;
+    return out_fail(err.code, &err);
 }
 
 static int show(eval_run *run, const eval_data *all, double seconds)
@@ -535,24 +535,14 @@ static int run_job(const eval_args *a)
     return code;
 }
 
-/* No output may take an input's place, or another output's. Returns ARGS_RUN or an exit code. */
 static int check_outputs(const args_command *command, const eval_args *a)
 {
-    const char *const outputs[] = {a->html, a->calibration, a->resume};
-    const char *const names[] = {"--html", "--calibration-out", "--resume"};
-    const char *const inputs[] = {a->drafting.checkpoint, a->drafting.target, a->data};
-    size_t i, k;
-    for (i = 0; i < 3; i++) {
-        if (!outputs[i]) continue;
-        for (k = 0; k < 3; k++) {
-            const char *why = inputs[k] ? out_refuse_target(outputs[i], inputs[k]) : NULL;
-            if (why) return args_complain(command, "%s: '%s' %s", names[i], outputs[i], why);
-        }
-        for (k = 0; k < i; k++)
-            if (outputs[k] && out_same_target(outputs[i], outputs[k]))
-                return args_complain(command, "%s and %s name the same file", names[k], names[i]);
-    }
-    return ARGS_RUN;
+    const output_path outputs[] = {{"--html", a->html, 1},
+                                   {"--calibration-out", a->calibration, 1},
+                                   {"--resume", a->resume, 0}};
+    const char *const inputs[] = {a->drafting.checkpoint, a->drafting.target, a->data,
+                                  a->drafting.prepacked};
+    return outputs_check(command, outputs, 3, inputs, 4);
 }
 
 int command_eval(int argc, char **argv)

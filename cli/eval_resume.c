@@ -286,7 +286,7 @@ int eval_journal_open(eval_journal **out, const char *path, const eval_key *key)
     /* A device or a pipe may never end, and cannot be cut. */
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         eval_journal_close(j);
-        return out_error(EXIT_INTERNAL, "--resume: %s: exists and is not a regular file", path);
+        return out_error(EXIT_USAGE, "--resume: %s: exists and is not a regular file", path);
     }
     code = load_lines(j, key, &end);
     /* What a crash left half-written goes; the next line begins where the last good one ended. */

@@ -34,8 +34,9 @@ static void print_usage(FILE *f)
     for (i = 0; i < N_COMMANDS; i++)
         fprintf(f, "  %-8s  %s\n", commands[i].name, commands[i].summary);
     fprintf(f, "\nResults go to standard output, everything else to standard error.\n"
-               "Exit codes: 0 ok, 1 the check said no, 2 usage, 3 bad input file, 4 unsupported,\n"
-               "5 out of memory, output not writable or internal, 130 cancelled.\n");
+               "Exit codes: 0 ok, 1 the check said no, 2 usage or an output path that is taken,\n"
+               "3 bad input file, 4 unsupported, 5 output not writable, out of memory or internal,\n"
+               "130 cancelled.\n");
 }
 
 static const command *find_command(const char *name)

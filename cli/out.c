@@ -39,6 +39,7 @@ int out_exit_code(dspark_status status)
     case DSPARK_ENOMEM:
     case DSPARK_ENOSPACE:
     case DSPARK_EINTERNAL:
+    case DSPARK_EOUTPUT:
         break;
     }
     return EXIT_INTERNAL;
@@ -451,7 +452,8 @@ const char *out_refuse_target(const char *path, const char *input)
     char folder[PATH_MAX], files[PATH_MAX];
     struct stat info;
     size_t n;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return "is a directory";
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return S_ISDIR(info.st_mode) ? "is a directory" : "exists and is not a regular file";
     if (!input) return NULL;
     if (same_file(path, input)) return "is an input of this run";
     n = strlen(input);
@@ -491,7 +493,7 @@ int out_file_open(out_file *file, const char *path)
     file->path = path;
     /* The rename would put a file in the place of a device or a pipe. */
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return out_error(EXIT_INTERNAL, "%s: exists and is not a regular file", path);
+        return out_error(EXIT_USAGE, "%s: exists and is not a regular file", path);
     file->temporary = malloc(folder + sizeof name);
     if (!file->temporary) return fail_file(file, "write");
     memcpy(file->temporary, path, folder);

@@ -18,7 +18,7 @@
 enum {
     EXIT_OK = 0,
     EXIT_CHECK_FAILED = 1, /* the check said no */
-    EXIT_USAGE = 2,
+    EXIT_USAGE = 2,        /* or an output path at which something else lies */
     EXIT_INPUT = 3,        /* a bad input file */
     EXIT_UNSUPPORTED = 4,
     EXIT_INTERNAL = 5,     /* out of memory, output not writable, or a bug */
@@ -93,7 +93,7 @@ int out_json(json_t *document);
 
 /* ---- files ---- */
 
-/* Why an output file must not be `path`, or NULL: it is a directory, it is `input`, or it would lie
+/* Why an output file must not be `path`, or NULL: it is no regular file, it is `input`, or it would lie
  * among the files of `input` (a checkpoint's or dump's path). input may be NULL. */
 const char *out_refuse_target(const char *path, const char *input);
 /* Do both name one file? Neither needs to exist; their folders must. */
@@ -105,7 +105,8 @@ typedef struct out_file {
     const char *path;
     char *temporary;
 } out_file;
-/* Prints what went wrong; returns EXIT_OK or EXIT_INTERNAL. */
+/* Prints what went wrong; returns EXIT_OK, EXIT_USAGE when something else than a regular file lies there,
+ * or EXIT_INTERNAL. */
 int out_file_open(out_file *file, const char *path);
 /* Could it be opened? Leaves nothing behind. For an early answer before long work. */
 int out_file_try(const char *path);

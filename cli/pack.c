@@ -7,6 +7,7 @@
 #include "args.h"
 #include "commands.h"
 #include "out.h"
+#include "outputs.h"
 #include "progress.h"
 
 typedef struct pack_args {
@@ -69,21 +70,25 @@ static int run_job(const pack_args *a)
                   : dspark_prepack(a->paths[0], a->paths[1], &opts, &err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
-        char output[sizeof err.where];
-        const int refused = !a->check && st == DSPARK_EIO &&
-                            !strcmp(err.where, out_clean(output, sizeof output, a->paths[1]));
-        if (!refused && strcmp(err.where, a->paths[1]) != 0) out_add_path(&err, a->paths[0]);
-        return refused ? (out_fail(st, &err), EXIT_INTERNAL) : out_fail(st, &err);
+        if (st != DSPARK_EOUTPUT && strcmp(err.where, a->paths[1]) != 0)
+            out_add_path(&err, a->paths[0]);
+        return out_fail(st, &err);
     }
     (void)stat(a->paths[1], &info);
     return print_report(a, part_choices[opts.parts != DSPARK_PART_BLOCK], (uint64_t)info.st_size);
+}
+
+static int check_output(const args_command *command, const pack_args *a)
+{
+    const output_path output = {NULL, a->paths[1], 0};
+    const char *const inputs[] = {a->paths[0], a->target};
+    return outputs_check(command, &output, 1, inputs, 2);
 }
 
 int command_pack(int argc, char **argv)
 {
     static const char *const operands[] = {"CKPT", "FILE", NULL};
     pack_args a;
-    const char *why;
     int code;
     const args_option options[] = {
         {"parts", ARGS_CHOICE, &a.parts, NULL,
@@ -111,9 +116,6 @@ int command_pack(int argc, char **argv)
     memset(&a, 0, sizeof a);
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) return code;
-    if (!a.check && (why = out_refuse_target(a.paths[1], a.paths[0])))
-        return args_complain(&command, "'%s' %s", a.paths[1], why);
-    if (!a.check && a.target && (why = out_refuse_target(a.paths[1], a.target)))
-        return args_complain(&command, "'%s' %s", a.paths[1], why);
-    return run_job(&a);
+    if (!a.check) code = check_output(&command, &a);
+    return code == ARGS_RUN ? run_job(&a) : code;
 }

@@ -1,17 +1,16 @@
 /* dspark synth: writes synthetic checkpoints and hidden-state dumps through the library, and says
  * what was written. The bytes are the library's business (docs/formats.md). */
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
 #include "out.h"
+#include "outputs.h"
 #include "progress.h"
 #include "quantize.h"
 #include "synth_schemes.h"
+#include "tmp_folder.h"
 
 typedef struct synth_args {
     const char *out;
@@ -86,24 +85,9 @@ static int write_plain(const synth_args *a, const char *out)
         int code = out_fail(st, &err);
         /* Nothing but the arguments went in, so what does not fit together are the arguments. */
         if (st == DSPARK_EMODEL || st == DSPARK_EFORMAT || st == DSPARK_ERANGE) return EXIT_USAGE;
-        return st == DSPARK_EIO ? EXIT_INTERNAL : code;
+        return code;
     }
     return EXIT_OK;
-}
-
-/* A folder that holds files only. */
-static void remove_folder(const char *path)
-{
-    char name[4096 + 300];
-    const struct dirent *entry;
-    DIR *d = opendir(path);
-    while (d && (entry = readdir(d))) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
-        unlink(name);
-    }
-    if (d) closedir(d);
-    rmdir(path);
 }
 
 /* --format F: one of quantize's names, those with ModelOpt's layout, or a scheme of synth_schemes.h. */
@@ -141,31 +125,27 @@ static int complain_format(const args_command *command, const char *format)
 /* The plain checkpoint lies beside OUT until it has been quantised. */
 static int write_quantised(const synth_args *a)
 {
-    char plain[4096];
+    tmp_folder plain;
     dspark_quantize_opts opts;
-    size_t length = strlen(a->out);
-    int code, n;
-    while (length > 1 && a->out[length - 1] == '/') length--;
-    n = snprintf(plain, sizeof plain, "%.*s.bf16-XXXXXX", (int)length, a->out);
-    if (n < 0 || (size_t)n >= sizeof plain)
-        return out_error(EXIT_USAGE, "the path of OUT is too long");
-    if (!mkdtemp(plain))
-        return out_error(EXIT_INTERNAL, "no temporary folder beside OUT: %s", strerror(errno));
+    int code, problem = tmp_folder_beside(&plain, a->out, "bf16");
+    if (problem)
+        return out_error(EXIT_INTERNAL, "%s: no temporary folder beside it: %s", a->out,
+                         strerror(problem));
     dspark_quantize_opts_init(&opts);
     opts.format = a->quantised;
     opts.layout = a->layout;
     opts.group_size = (uint32_t)a->group_size;
-    code = write_plain(a, plain);
+    code = write_plain(a, plain.path);
     if (code == EXIT_OK && a->scheme) {
         dspark_error err = {0};
         dspark_status st =
-            synth_scheme_write(a->scheme, plain, a->out, (uint32_t)a->group_size, &err);
+            synth_scheme_write(a->scheme, plain.path, a->out, (uint32_t)a->group_size, &err);
         if (st != DSPARK_OK) code = out_fail(st, &err);
     } else if (code == EXIT_OK) {
         const quantize_how how = {.quiet = 1};
-        code = quantize_run(plain, a->out, &opts, &how);
+        code = quantize_run(plain.path, a->out, &opts, &how);
     }
-    remove_folder(plain);
+    tmp_folder_remove(&plain);
     return code;
 }
 
@@ -186,12 +166,6 @@ static int write_dump(const synth_args *a)
                            &err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
-        char output[sizeof err.where];
-        /* The writer names the output as it was given; everything else is about the checkpoint. */
-        if (st == DSPARK_EIO && !strcmp(err.where, out_clean(output, sizeof output, a->dump))) {
-            out_fail(st, &err);
-            return EXIT_INTERNAL;
-        }
         if (st == DSPARK_EIO || st == DSPARK_EFORMAT || st == DSPARK_EMODEL)
             out_add_path(&err, a->checkpoint);
         return out_fail(st, &err);
@@ -199,10 +173,15 @@ static int write_dump(const synth_args *a)
     return report_file("dump", a->dump, a->seed, a->json);
 }
 
+static int check_dump(const args_command *command, const synth_args *a)
+{
+    const output_path output = {"--dump", a->dump, 0};
+    return outputs_check(command, &output, 1, &a->checkpoint, 1);
+}
+
 int command_synth(int argc, char **argv)
 {
     synth_args a;
-    const char *why;
     int seed_given = 0, code;
     static const char *const operands[] = {"OUT", NULL};
     const args_option options[] = {
@@ -256,10 +235,9 @@ int command_synth(int argc, char **argv)
                                  "--tokens, --seed and --json");
         else if (!a.checkpoint || !a.n_tokens)
             code = args_complain(&command, "--dump needs --for CKPT and --tokens N");
-        else if ((why = out_refuse_target(a.dump, a.checkpoint)))
-            code = args_complain(&command, "--dump: '%s' %s", a.dump, why);
         else
-            code = write_dump(&a);
+            code = check_dump(&command, &a);
+        if (code == ARGS_RUN) code = write_dump(&a);
     } else if (a.checkpoint || a.n_tokens) {
         code = args_complain(&command, "--for and --tokens go with --dump FILE");
     } else if (!a.out) {

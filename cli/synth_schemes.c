@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "numbers.h"
 #include "out.h"
+#include "tmp_folder.h"
 
 #define BLOCK 128u
 #define MAX_PARTS 5
@@ -467,35 +467,30 @@ static dspark_status write_config(const synth_scheme *s, const dspark_checkpoint
     snprintf(path, sizeof path, "%s/config.json", folder);
     bad = bad || json_dump_file(config, path, JSON_INDENT(2)) != 0;
     json_decref(config);
-    return bad ? out_set_error(err, DSPARK_EIO, path, "cannot be written") : DSPARK_OK;
+    return bad ? out_set_error(err, DSPARK_EOUTPUT, path, "cannot be written") : DSPARK_OK;
 }
 
 dspark_status synth_scheme_write(const synth_scheme *s, const char *plain, const char *out,
                                  uint32_t group, dspark_error *err)
 {
-    char folder[4096], file[4200];
+    char file[4200];
+    tmp_folder folder;
     dspark_checkpoint *c = NULL;
     dspark_status st;
-    size_t length = strlen(out);
-    int n;
-    while (length > 1 && out[length - 1] == '/') length--;
-    n = snprintf(folder, sizeof folder, "%.*s.%s-XXXXXX", (int)length, out, s->name);
-    if (n < 0 || (size_t)n >= sizeof folder)
-        return out_set_error(err, DSPARK_EINVAL, "", "the path of OUT is too long");
-    if (!mkdtemp(folder))
-        return out_set_error(err, DSPARK_EIO, out, "no temporary folder beside it: %s", strerror(errno));
-    snprintf(file, sizeof file, "%s/model.safetensors", folder);
+    int problem = tmp_folder_beside(&folder, out, s->name);
+    if (problem)
+        return out_set_error(err, DSPARK_EOUTPUT, out, "no temporary folder beside it: %s",
+                             strerror(problem));
+    snprintf(file, sizeof file, "%s/model.safetensors", folder.path);
     st = dspark_checkpoint_open(&c, plain, err);
     if (st == DSPARK_OK) st = write_tensors(s, c, file, group, err);
-    if (st == DSPARK_OK) st = write_config(s, c, plain, folder, group, err);
+    if (st == DSPARK_OK) st = write_config(s, c, plain, folder.path, group, err);
     dspark_checkpoint_close(c);
-    if (st == DSPARK_OK && rename(folder, out) != 0)
-        st = out_set_error(err, DSPARK_EINVAL, out, "must not be there yet, or be an empty folder: %s",
-                           strerror(errno));
-    if (st == DSPARK_OK) return st;
-    unlink(file);
-    snprintf(file, sizeof file, "%s/config.json", folder);
-    unlink(file);
-    rmdir(folder);
+    if (st == DSPARK_OK && (problem = tmp_folder_rename(&folder, out)) != 0) {
+        const int taken = problem == ENOTEMPTY || problem == EEXIST || problem == ENOTDIR;
+        st = out_set_error(err, taken ? DSPARK_EINVAL : DSPARK_EOUTPUT, out,
+                           "must not be there yet, or be an empty folder: %s", strerror(problem));
+    }
+    tmp_folder_remove(&folder);
     return st;
 }

@@ -68,11 +68,15 @@ static void test_error_texts(void **state)
     assert_int_equal(dspark__fail_errno(&err, "f", "open", ENOENT), DSPARK_EIO);
     assert_string_equal(err.message, "open: No such file or directory");
     assert_int_equal(dspark__fail_errno(&err, "f", "open", ENOMEM), DSPARK_ENOMEM);
+    assert_int_equal(dspark__fail_output(&err, "f", "write", ENOSPC), DSPARK_EOUTPUT);
+    assert_string_equal(err.message, "write: No space left on device");
+    assert_int_equal(dspark__fail_output(&err, "f", "write", EMFILE), DSPARK_ENOMEM);
     dspark__error_clear(&err);
     assert_int_equal(err.code, DSPARK_OK);
     assert_string_equal(err.message, "");
     dspark__error_clear(NULL);
     assert_string_equal(dspark__status_name(DSPARK_ECANCELLED), "DSPARK_ECANCELLED");
+    assert_string_equal(dspark__status_name(DSPARK_EOUTPUT), "DSPARK_EOUTPUT");
     assert_string_equal(dspark__status_name((dspark_status)-99), "DSPARK_?");
 }
 

@@ -425,7 +425,7 @@ static void test_whole(void **state)
         const struct rlimit most = {100000, 100000};
         signal(SIGXFSZ, SIG_IGN);
         setrlimit(RLIMIT_FSIZE, &most);
-        _exit(dspark_prepack(d.dir, file, &o, &err) == DSPARK_EIO && strcmp(err.where, file) == 0 ? 0 : 1);
+        _exit(dspark_prepack(d.dir, file, &o, &err) == DSPARK_EOUTPUT && !strcmp(err.where, file) ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -434,7 +434,7 @@ static void test_whole(void **state)
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_ECANCELLED, &err);
     assert_int_equal(tmpdir_count(dir), 0);
     o.progress = NULL;
-    check(dspark_prepack(d.dir, tmpdir_path(dir, "none/f"), &o, &err), DSPARK_EIO, &err);
+    check(dspark_prepack(d.dir, tmpdir_path(dir, "none/f"), &o, &err), DSPARK_EOUTPUT, &err);
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err);
     assert_int_equal(tmpdir_count(dir), 1);
     drafting_close(&d);

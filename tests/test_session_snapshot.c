@@ -106,7 +106,7 @@ static void test_foreign_snapshots(void **state)
     dspark_pool_free(q);
     load_refused(p, tmpdir_path(t.dir, "none.st"), DSPARK_EIO);
     refused(dspark_session_save(s = drafts_session(p), tmpdir_path(t.dir, "no/such/folder.st"), &err),
-            DSPARK_EIO);
+            DSPARK_EOUTPUT);
     dspark_session_close(s);
     dspark_pool_free(p);
     dspark_drafter_free(d);

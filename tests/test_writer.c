@@ -182,15 +182,15 @@ static void test_paths(void **state)
     dspark_writer *w = (void *)&dir;
     dspark_error err;
     (void)state;
-    assert_int_equal(dspark__writer_create(&w, dir, &err), DSPARK_EIO); /* a folder */
+    assert_int_equal(dspark__writer_create(&w, dir, &err), DSPARK_EINVAL); /* a folder */
     assert_null(w);
     assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, ""), &err), DSPARK_EINVAL);
     assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, ".."), &err), DSPARK_EINVAL);
     assert_int_equal(dspark__writer_create(&w, "", &err), DSPARK_EINVAL);
-    assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, "no/f"), &err), DSPARK_EIO);
+    assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, "no/f"), &err), DSPARK_EOUTPUT);
     assert_non_null(strstr(err.message, "No such file"));
     assert_int_equal(mkfifo(tmpdir_path(dir, "pipe"), 0600), 0);
-    assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, "pipe"), &err), DSPARK_EIO);
+    assert_int_equal(dspark__writer_create(&w, tmpdir_path(dir, "pipe"), &err), DSPARK_EINVAL);
     assert_non_null(strstr(err.message, "not a regular file"));
     assert_int_equal(tmpdir_count(dir), 1);
     dspark__writer_abort(NULL);
@@ -222,7 +222,7 @@ static void test_old_file_survives(void **state)
     tmpdir_remove(dir);
 }
 
-/* A disk that fills up (a file size limit says the same): EIO, and the remains are removed. */
+/* A disk that fills up (a file size limit says the same): EOUTPUT, and the remains are removed. */
 static void test_disk_full(void **state)
 {
     const char *dir = tmpdir_make(), *path = tmpdir_path(dir, "f");
@@ -239,10 +239,10 @@ static void test_disk_full(void **state)
     setrlimit(RLIMIT_FSIZE, &little);
     assert_int_equal(dspark__writer_create(&w, path, &err), DSPARK_OK);
     assert_int_equal(dspark__writer_declare(w, "t", DSPARK_U8, 1, &n, &err), DSPARK_OK);
-    assert_int_equal(dspark__writer_data(w, data, n, &err), DSPARK_EIO);
+    assert_int_equal(dspark__writer_data(w, data, n, &err), DSPARK_EOUTPUT);
     assert_non_null(strstr(err.message, "File too large"));
-    assert_int_equal(dspark__writer_data(w, data, 0, &err), DSPARK_EIO);
-    assert_int_equal(dspark__writer_commit(w, &err), DSPARK_EIO);
+    assert_int_equal(dspark__writer_data(w, data, 0, &err), DSPARK_EOUTPUT);
+    assert_int_equal(dspark__writer_commit(w, &err), DSPARK_EOUTPUT);
     setrlimit(RLIMIT_FSIZE, &old);
     assert_int_equal(tmpdir_count(dir), 0);
     free(data);

@@ -61,7 +61,7 @@ typedef enum dspark_status {
     DSPARK_OK = 0,
     DSPARK_EINVAL = -1,       /* an argument breaks the function's contract */
     DSPARK_ENOMEM = -2,       /* memory could not be had */
-    DSPARK_EIO = -3,          /* the operating system refused a file operation */
+    DSPARK_EIO = -3,          /* the operating system refused to open or to read an input */
     DSPARK_EFORMAT = -4,      /* a file is broken: it is not what its format demands */
     DSPARK_EMODEL = -5,       /* files are well formed, but config and tensors disagree */
     DSPARK_EUNSUPPORTED = -6, /* understood, and not served by this library */
@@ -69,7 +69,8 @@ typedef enum dspark_status {
     DSPARK_ENOSPACE = -8,     /* a locked workspace is too small */
     DSPARK_ENONFINITE = -9,   /* NaN or infinity where a number must be */
     DSPARK_ECANCELLED = -10,  /* a progress callback asked to stop */
-    DSPARK_EINTERNAL = -11    /* a bug in this library */
+    DSPARK_EINTERNAL = -11,   /* a bug in this library */
+    DSPARK_EOUTPUT = -12      /* an output cannot be made or written: no folder, no right, no room */
 } dspark_status;
 
 /* What went wrong and where. Caller-owned; strings are always terminated. */
@@ -180,7 +181,9 @@ DSPARK_API void dspark_checkpoint_drop(const dspark_checkpoint *ckpt, const dspa
                                        uint64_t offset, uint64_t n_bytes);
 
 /* Writing. Declare every tensor, then give the data in order of declaration; nothing is visible
- * under `path` until dspark_writer_commit, which syncs and renames. */
+ * under `path` until dspark_writer_commit, which syncs and renames. Here and in every function that writes:
+ * DSPARK_EOUTPUT when that is refused or the disk is full, DSPARK_EINVAL when something else lies at the
+ * path; hidden files that killed processes left beside it are removed (docs/formats.md section 15). */
 typedef struct dspark_writer dspark_writer;
 
 DSPARK_API dspark_status dspark_writer_create(dspark_writer **out, const char *path,
@@ -327,7 +330,7 @@ DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
  * threads, target, host's matrices, progress. In memory there are a few pieces of a weight at a time, and
  * all of the Markov head's W2.
  * May wait up to three seconds for files that have just been written: until then, their times cannot
- * tell whether they change again. DSPARK_EIO when `out` cannot be written. */
+ * tell whether they change again. DSPARK_EOUTPUT when `out` cannot be written. */
 DSPARK_API dspark_status dspark_prepack(const char *path, const char *out,
                                         const dspark_model_opts *opts, dspark_error *err);
 /* The DSPARK_PART_* that the prepacked file at `path` holds; its head and table are checked, not its

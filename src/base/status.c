@@ -71,8 +71,8 @@ dspark_status dspark__status_of_errno(int error_number)
                : DSPARK_EIO;
 }
 
-dspark_status dspark__fail_errno(dspark_error *err, const char *where, const char *what,
-                                 int error_number)
+static dspark_status fail_errno(dspark_error *err, dspark_status code, const char *where,
+                                const char *what, int error_number)
 {
     char buffer[128];
     const char *text = buffer;
@@ -82,7 +82,20 @@ dspark_status dspark__fail_errno(dspark_error *err, const char *where, const cha
     if (strerror_r(error_number, buffer, sizeof buffer) != 0)
         snprintf(buffer, sizeof buffer, "error %d", error_number);
 #endif
-    return dspark__fail(err, dspark__status_of_errno(error_number), where, "%s: %s", what, text);
+    return dspark__fail(err, code, where, "%s: %s", what, text);
+}
+
+dspark_status dspark__fail_errno(dspark_error *err, const char *where, const char *what,
+                                 int error_number)
+{
+    return fail_errno(err, dspark__status_of_errno(error_number), where, what, error_number);
+}
+
+dspark_status dspark__fail_output(dspark_error *err, const char *where, const char *what,
+                                  int error_number)
+{
+    dspark_status st = dspark__status_of_errno(error_number);
+    return fail_errno(err, st == DSPARK_EIO ? DSPARK_EOUTPUT : st, where, what, error_number);
 }
 
 void dspark__error_clear(dspark_error *err)
@@ -108,6 +121,7 @@ const char *dspark__status_name(dspark_status code)
     case DSPARK_ENONFINITE: return "DSPARK_ENONFINITE";
     case DSPARK_ECANCELLED: return "DSPARK_ECANCELLED";
     case DSPARK_EINTERNAL: return "DSPARK_EINTERNAL";
+    case DSPARK_EOUTPUT: return "DSPARK_EOUTPUT";
     }
     return "DSPARK_?";
 }

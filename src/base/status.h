@@ -26,6 +26,10 @@ dspark_status dspark__status_of_errno(int error_number);
 dspark_status dspark__fail_errno(dspark_error *err, const char *where, const char *what,
                                  int error_number);
 
+/* The same about an output: DSPARK_ENOMEM or DSPARK_EOUTPUT. */
+dspark_status dspark__fail_output(dspark_error *err, const char *where, const char *what,
+                                  int error_number);
+
 /* Reset *err to DSPARK_OK and empty strings; NULL allowed. */
 void dspark__error_clear(dspark_error *err);
 

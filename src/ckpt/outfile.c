@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/status.h"
+#include "ckpt/stale.h"
 
 #define MOST_PER_WRITE ((size_t)1 << 30)
 
@@ -25,13 +27,8 @@ static dspark_status open_folder(dspark__outfile *o, dspark_error *err)
     int error_number = errno;
     free(parent);
     if (o->folder < 0)
-        return dspark__fail_errno(err, o->path, "its folder cannot be opened", error_number);
+        return dspark__fail_output(err, o->path, "its folder cannot be opened", error_number);
     return DSPARK_OK;
-}
-
-static void number_temporary(dspark__outfile *o, unsigned i)
-{
-    snprintf(o->temporary, sizeof o->temporary, ".dspark-%ld-%u.tmp", (long)getpid(), i);
 }
 
 /* Only where it can be given a name later: that takes /proc. */
@@ -42,7 +39,10 @@ static void open_unnamed(dspark__outfile *o)
     o->fd = openat(o->folder, ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
     if (o->fd < 0) return;
     snprintf(self, sizeof self, "/proc/self/fd/%d", o->fd);
-    if (access(self, F_OK) == 0) return;
+    if (access(self, F_OK) == 0) {
+        (void)flock(o->fd, LOCK_EX | LOCK_NB); /* for the moment between its name and the rename */
+        return;
+    }
     close(o->fd);
     o->fd = -1;
 #else
@@ -56,18 +56,25 @@ static dspark_status open_temporary(dspark__outfile *o, int unnamed, dspark_erro
 
     /* The rename would replace a device or a pipe by a file. */
     if (fstatat(o->folder, o->base, &info, 0) == 0 && !S_ISREG(info.st_mode))
-        return dspark__fail(err, DSPARK_EIO, o->path, "exists and is not a regular file");
+        return dspark__fail(err, DSPARK_EINVAL, o->path, "exists and is not a regular file");
     if (unnamed) open_unnamed(o);
     if (o->fd >= 0) return DSPARK_OK;
+    if (!dspark__stale_sweep_files(o->folder))
+        return dspark__fail_output(err, o->path, "its folder cannot be looked through", ENOMEM);
     for (unsigned i = 0; i < 1000; i++) {
-        number_temporary(o, i);
+        dspark__stale_file_name(o->temporary, sizeof o->temporary, i);
         o->fd = openat(o->folder, o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (o->fd >= 0) return DSPARK_OK;
+        if (o->fd >= 0 && dspark__stale_hold(o->fd, o->folder, o->temporary)) return DSPARK_OK;
+        if (o->fd >= 0) {
+            close(o->fd);
+            o->fd = -1;
+            errno = EEXIST;
+        }
         if (errno != EEXIST) break;
     }
     int error_number = errno;
     o->temporary[0] = '\0'; /* not ours */
-    return dspark__fail_errno(err, o->path, "cannot be created", error_number);
+    return dspark__fail_output(err, o->path, "cannot be created", error_number);
 }
 
 dspark_status dspark__outfile_create(dspark__outfile *o, const char *path, int unnamed,
@@ -88,7 +95,7 @@ dspark_status dspark__outfile_create(dspark__outfile *o, const char *path, int u
 
 static dspark_status fail_write(const dspark__outfile *o, ssize_t done, dspark_error *err)
 {
-    return dspark__fail_errno(err, o->path, "cannot be written", done < 0 ? errno : EIO);
+    return dspark__fail_output(err, o->path, "cannot be written", done < 0 ? errno : EIO);
 }
 
 dspark_status dspark__outfile_write(dspark__outfile *o, const void *data, size_t n, dspark_error *err)
@@ -125,7 +132,7 @@ static int name_file(dspark__outfile *o)
     char self[64];
     snprintf(self, sizeof self, "/proc/self/fd/%d", o->fd);
     for (unsigned i = 0; i < 1000; i++) {
-        number_temporary(o, i);
+        dspark__stale_file_name(o->temporary, sizeof o->temporary, i);
         if (linkat(AT_FDCWD, self, o->folder, o->temporary, AT_SYMLINK_FOLLOW) == 0) return 0;
         if (errno != EEXIST) break;
     }
@@ -137,23 +144,22 @@ dspark_status dspark__outfile_commit(dspark__outfile *o, dspark_error *err)
 {
     dspark_status st = DSPARK_OK;
     if (fsync(o->fd) != 0) {
-        st = dspark__fail_errno(err, o->path, "fsync", errno);
+        st = dspark__fail_output(err, o->path, "fsync", errno);
         goto done;
     }
     if (!o->temporary[0] && name_file(o) != 0) {
-        st = dspark__fail_errno(err, o->path, "cannot be given a name", errno);
+        st = dspark__fail_output(err, o->path, "cannot be given a name", errno);
         goto done;
     }
-    int closed = close(o->fd);
-    o->fd = -1;
-    if (closed != 0 || renameat(o->folder, o->temporary, o->folder, o->base) != 0) {
-        st = dspark__fail_errno(err, o->path, closed ? "close" : "cannot be renamed into place", errno);
+    /* Renamed while it is open, and so held. All is synced: closing has nothing left to fail at. */
+    if (renameat(o->folder, o->temporary, o->folder, o->base) != 0) {
+        st = dspark__fail_output(err, o->path, "cannot be renamed into place", errno);
         goto done;
     }
     o->temporary[0] = '\0';
     /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
     if (fsync(o->folder) != 0 && errno != EINVAL)
-        st = dspark__fail_errno(err, o->path, "fsync of its folder", errno);
+        st = dspark__fail_output(err, o->path, "fsync of its folder", errno);
 done:
     dspark__outfile_abort(o);
     return st;

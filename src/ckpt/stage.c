@@ -13,6 +13,10 @@
 
 #include "base/status.h"
 #include "ckpt/outfile.h"
+#include "ckpt/stale.h"
+
+#define LOCK_NAME ".dspark-lock"
+#define LETTERS 6 /* that mkdtemp chooses */
 
 static char *join_path(const char *dir, const char *name)
 {
@@ -23,12 +27,6 @@ static char *join_path(const char *dir, const char *name)
     path[n] = '/';
     memcpy(path + n + 1, name, m + 1);
     return path;
-}
-
-static dspark_status fail_os(dspark_error *err, const char *path, const char *what)
-{
-    return dspark__fail(err, dspark__status_of_errno(errno), path, "cannot %s: %s", what,
-                        strerror(errno));
 }
 
 static int is_checkpoint_file(const char *name)
@@ -46,42 +44,123 @@ static dspark_status refuse_used_dir(const char *dir, dspark_error *err)
     dspark_status st = DSPARK_OK;
     const struct dirent *e;
     DIR *d = opendir(dir);
-    if (!d) return fail_os(err, dir, "read the directory");
+    if (!d && errno == ENOTDIR)
+        return dspark__fail(err, DSPARK_EINVAL, dir, "exists and is not a directory");
+    if (!d) return dspark__fail_output(err, dir, "cannot read the directory", errno);
     while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL) {
         if (is_checkpoint_file(e->d_name))
             st = dspark__fail(err, DSPARK_EINVAL, dir,
                               "the directory must hold no checkpoint yet, found %s", e->d_name);
     }
-    if (st == DSPARK_OK && errno != 0) st = fail_os(err, dir, "read the directory");
+    if (st == DSPARK_OK && errno != 0) st = dspark__fail_output(err, dir, "cannot read the directory", errno);
     closedir(d);
     return st;
+}
+
+/* ---- leftovers of killed runs ---- */
+
+/* A staging directory of any kind: synth's or quantize's. */
+static int is_stage_name(const char *name)
+{
+    static const char *const prefixes[] = {".synth-", ".quantize-"};
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        size_t n = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], n) == 0 && strlen(name) == n + LETTERS) return 1;
+    }
+    return 0;
+}
+
+/* One without a lock file was born just now, or is nobody's that is known. Only files that are written
+ * into such directories are removed; with anything else inside, it stays. */
+static void sweep_stage(int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int lock = fd >= 0 ? dspark__stale_take(fd, LOCK_NAME) : -1;
+    DIR *d = lock >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *e;
+    if (d) {
+        while ((e = readdir(d)) != NULL)
+            if (is_checkpoint_file(e->d_name) || dspark__stale_is_file_name(e->d_name))
+                (void)unlinkat(fd, e->d_name, 0);
+        (void)unlinkat(fd, LOCK_NAME, 0);
+        (void)unlinkat(dir, name, AT_REMOVEDIR);
+        closedir(d); /* and fd */
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    if (lock >= 0) close(lock);
+}
+
+static dspark_status sweep_stages(const char *path, dspark_error *err)
+{
+    DIR *d = opendir(path);
+    const struct dirent *e;
+    if (!d) return dspark__fail_output(err, path, "cannot read the directory", errno);
+    while ((e = readdir(d)) != NULL)
+        if (is_stage_name(e->d_name)) sweep_stage(dirfd(d), e->d_name);
+    closedir(d);
+    return DSPARK_OK;
+}
+
+/* ---- the stage ---- */
+
+/* The lock file of s->tmp. *held 0: a sweeper was quicker. */
+static dspark_status lock_stage(dspark__stage *s, int *held, dspark_error *err)
+{
+    int dir = open(s->tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir >= 0) s->lock = openat(dir, LOCK_NAME, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (s->lock < 0) {
+        dspark_status st = dspark__fail_output(err, s->tmp, "cannot make a lock file", errno);
+        if (dir >= 0) close(dir);
+        return st;
+    }
+    *held = dspark__stale_hold(s->lock, dir, LOCK_NAME);
+    close(dir);
+    return DSPARK_OK;
+}
+
+static dspark_status make_tmp(dspark__stage *s, const char *prefix, dspark_error *err)
+{
+    char name[DSPARK__STAGE_NAME_BYTES];
+    snprintf(name, sizeof name, "%sXXXXXX", prefix);
+    for (int i = 0; i < 100; i++) {
+        int held = 0;
+        char *tmp = join_path(s->dir, name);
+        dspark_status st;
+        if (!tmp) return dspark__fail_nomem(err, "a path", strlen(s->dir));
+        if (!mkdtemp(tmp)) {
+            st = dspark__fail_output(err, tmp, "cannot make a directory for unfinished files", errno);
+            free(tmp);
+            return st;
+        }
+        s->tmp = tmp;
+        if ((st = lock_stage(s, &held, err)) != DSPARK_OK || held) return st;
+        close(s->lock);
+        s->lock = -1;
+        rmdir(tmp);
+        free(tmp);
+        s->tmp = NULL;
+    }
+    return dspark__fail(err, DSPARK_EOUTPUT, s->dir, "directories for unfinished files do not stay there");
 }
 
 dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *prefix,
                                  size_t max_names, dspark_error *err)
 {
-    char name[DSPARK__STAGE_NAME_BYTES], *tmp;
     dspark_status st;
 
     memset(s, 0, sizeof *s);
+    s->lock = -1;
     s->dir = dir;
     s->names = calloc(max_names, sizeof *s->names);
     if (!s->names) return dspark__fail_nomem(err, "file names", max_names * sizeof *s->names);
     if (mkdir(dir, 0777) == 0)
         s->made_dir = 1;
     else if (errno != EEXIST)
-        return fail_os(err, dir, "make the directory");
+        return dspark__fail_output(err, dir, "cannot make the directory", errno);
     if ((st = refuse_used_dir(dir, err)) != DSPARK_OK) return st;
-    snprintf(name, sizeof name, "%sXXXXXX", prefix);
-    tmp = join_path(dir, name);
-    if (!tmp) return dspark__fail_nomem(err, "a path", strlen(dir));
-    if (!mkdtemp(tmp)) {
-        st = fail_os(err, tmp, "make a directory for unfinished files");
-        free(tmp);
-        return st;
-    }
-    s->tmp = tmp;
-    return DSPARK_OK;
+    if ((st = sweep_stages(dir, err)) != DSPARK_OK) return st;
+    return make_tmp(s, prefix, err);
 }
 
 /* The path in the staging directory of a new file; free() it. */
@@ -116,7 +195,7 @@ dspark_status dspark__stage_publish(dspark__stage *s, dspark_error *err)
         if (!from || !to)
             st = dspark__fail_nomem(err, "a path", strlen(s->dir));
         else if (rename(from, to) != 0)
-            st = fail_os(err, to, "rename the finished file");
+            st = dspark__fail_output(err, to, "cannot rename the finished file", errno);
         else
             s->n_moved = i + 1;
         free(from);
@@ -144,9 +223,11 @@ void dspark__stage_close(dspark__stage *s, int failed)
             else if (failed)
                 unlinkat(dir, s->names[i], 0);
         }
+        if (s->lock >= 0) unlinkat(tmp, LOCK_NAME, 0);
         if (tmp >= 0) close(tmp);
         if (dir >= 0) close(dir);
         rmdir(s->tmp);
+        if (s->lock >= 0) close(s->lock);
     }
     if (failed && s->made_dir) rmdir(s->dir);
     free(s->tmp);

@@ -14,12 +14,14 @@
 typedef struct dspark__stage {
     const char *dir;
     char *tmp;    /* dir/PREFIXXXXXXX; NULL until made */
+    int lock;     /* a file in tmp that is held while the run lives; -1 */
     int made_dir; /* dir did not exist before */
     char (*names)[DSPARK__STAGE_NAME_BYTES]; /* files in tmp, in the order they are to appear */
     size_t n_names, n_moved;
 } dspark__stage;
 
-/* Make `dir` (which must outlive the stage) and the staging directory dir/PREFIX + six letters.
+/* Make `dir` (which must outlive the stage) and the staging directory dir/PREFIX + six letters; remove
+ * those that killed runs left there. PREFIX is one of ".synth-", ".quantize-".
  * DSPARK_EINVAL when dir holds a file of a checkpoint. Call close also after a failure. */
 dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *prefix,
                                  size_t max_names, dspark_error *err);
