@@ -273,6 +273,7 @@ static dspark_status prepare(job *j, const bench_run *run, int cold, const lane 
     static const struct timespec settle = {0, SETTLE_NANOSECONDS};
     double seconds;
     dspark_status st;
+    if (out_interrupted()) return out_check_interrupt(err);
     if (run->n_threads > 1) nanosleep(&settle, NULL);
     if (!cold) return run_lane(j, l, 1, &seconds, err); /* brings the weights as well */
     st = bench_evict(j->report, run->n_threads, gbs, err);

@@ -178,7 +178,7 @@ static dspark_status begin_run(rig *g, size_t i, dspark_error *err)
 static dspark_status prepare(const rig *g, double *gbs, dspark_error *err)
 {
     static const struct timespec settle = {0, SETTLE_NANOSECONDS};
-    if (g->args->hot) return DSPARK_OK;
+    if (g->args->hot) return out_check_interrupt(err);
     if (g->run->n_threads > 1) nanosleep(&settle, NULL);
     return bench_evict(g->report, g->run->n_threads, gbs, err);
 }

@@ -117,7 +117,7 @@ static dspark_status time_calls(loader *l, const dspark_model *model, size_t i, 
     batch.n_tokens = (size_t)n;
     batch.taps = taps.taps;
     batch.positions = batch.slots = indices;
-    for (k = 0; st == DSPARK_OK && k < N_CALLS; k++) {
+    for (k = 0; st == DSPARK_OK && k < N_CALLS && (st = out_check_interrupt(err)) == DSPARK_OK; k++) {
         double t = out_clock();
         faults = read_faults();
         st = dspark_context_run(context, &batch, dspark_cache_get_view(cache), NULL, err);

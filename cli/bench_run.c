@@ -159,6 +159,7 @@ static dspark_status probe_copies(const bench_report *r, bench_run *run, int aft
 dspark_status bench_evict(const bench_report *r, uint32_t n_threads, double *gbs, dspark_error *err)
 {
     uint64_t n = r->buffer_bytes / 3;
+    if (out_interrupted()) return out_check_interrupt(err);
     if (n < 4 * r->cache_bytes || n < 64) n = r->buffer_bytes;
     return dspark_probe_read(n_threads, r->buffer, (size_t)n, 1e-4, gbs, err);
 }
@@ -167,15 +168,19 @@ static dspark_status probe_hot(const bench_report *r, bench_run *run, size_t i, 
                                dspark_error *err)
 {
     double bytes = run->hot[i].bytes < 4096 ? 4096 : run->hot[i].bytes;
+    if (out_interrupted()) return out_check_interrupt(err);
     return dspark_probe_read(run->n_threads, r->buffer, (size_t)bytes, probe_seconds(r) / 2,
                              &run->hot[i].gbs[after], err);
 }
 
 static dspark_status probe_machine(const bench_report *r, bench_run *run, int after, dspark_error *err)
 {
-    dspark_status st;
+    dspark_status st = out_check_interrupt(err);
     run->load[after] = bench_read_load();
-    st = dspark_probe_compute(run->isa, run->n_threads, probe_seconds(r), &run->compute_gflops[after], err);
+    if (st == DSPARK_OK)
+        st = dspark_probe_compute(run->isa, run->n_threads, probe_seconds(r),
+                                  &run->compute_gflops[after], err);
+    if (st == DSPARK_OK) st = out_check_interrupt(err);
     if (st == DSPARK_OK)
         st = dspark_probe_read(run->n_threads, r->buffer, (size_t)r->buffer_bytes, probe_seconds(r),
                                &run->read_gbs[after], err);

@@ -426,7 +426,7 @@ typedef struct dspark_context_opts {
     size_t struct_size;
     dspark_isa isa;               /* DSPARK_EUNSUPPORTED when this machine lacks it */
     uint32_t n_threads;           /* 0 = all processors this process may use */
-    const dspark_parallel *parallel; /* NULL = an own pool of n_threads - 1 threads */
+    const dspark_parallel *parallel; /* NULL = an own pool of up to n_threads - 1 */
     const dspark_allocator *allocator;
     dspark_path path;
     uint32_t max_tokens;          /* rows per chunk; longer batches are cut; 0 = 512 */
@@ -656,7 +656,7 @@ typedef struct dspark_drafter_opts {
     size_t struct_size;
     dspark_isa isa;
     uint32_t n_threads;              /* 0 = all processors this process may use */
-    const dspark_parallel *parallel; /* NULL = an own pool of n_threads - 1 threads */
+    const dspark_parallel *parallel; /* NULL = an own pool of up to n_threads - 1 */
     const dspark_allocator *allocator;
     uint32_t max_sequences;          /* sequences of one call that go together; longer calls are cut;
                                       * 0 = 1 */

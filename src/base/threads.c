@@ -34,12 +34,15 @@ void __tsan_release(void *addr);
 #endif
 
 #define MAX_THREADS 1024u
+/* Workers beyond so many are not started: tasks are taken by whoever is free, so none needs a worker of its
+ * own, and hundreds on a few processors spend seconds to begin, to wake up and to end. */
+#define MOST_WORKERS(available) ((available) < 4 ? 16u : 4 * (available))
 
 struct dspark__threads {
     dspark_allocator allocator;
     dspark_parallel host; /* run == NULL: own pool */
     pthreadpool_t pool;   /* NULL for one thread or a host hook */
-    uint32_t count;
+    uint32_t count; /* in how many parts work is cut at most */
     uint32_t flags;
 };
 
@@ -84,6 +87,12 @@ static int threads_possible(uint32_t n)
     return started == n;
 }
 
+static void do_nothing(void *arg, size_t i)
+{
+    (void)arg;
+    (void)i;
+}
+
 dspark_status dspark__threads_create(dspark__threads **out, uint32_t n_threads,
                                      const dspark_parallel *host, const dspark_allocator *allocator,
                                      dspark_error *err)
@@ -107,17 +116,20 @@ dspark_status dspark__threads_create(dspark__threads **out, uint32_t n_threads,
     if (host && host->run) {
         t->host = *host;
     } else if (n_threads > 1) {
-        if (!threads_possible(n_threads - 1)) {
+        const uint32_t most = MOST_WORKERS(available), workers = n_threads < most ? n_threads : most;
+        if (!threads_possible(workers - 1)) {
             st = dspark__fail(err, DSPARK_ENOMEM, "n_threads",
-                              "the system does not allow %u more threads", n_threads - 1);
+                              "the system does not allow %u more threads", workers - 1);
             goto fail;
         }
-        t->pool = pthreadpool_create(n_threads);
+        t->pool = pthreadpool_create(workers);
         if (!t->pool) {
             st = dspark__fail(err, DSPARK_ENOMEM, "n_threads",
-                              "out of memory: a pool of %u threads", n_threads);
+                              "out of memory: a pool of %u threads", workers);
             goto fail;
         }
+        /* New workers spin for the first command: of many on few processors that is seconds. */
+        if (t->flags) dspark__threads_run(t, do_nothing, NULL, workers);
     }
     *out = t;
     return DSPARK_OK;

@@ -7,7 +7,7 @@
 typedef struct dspark__threads dspark__threads;
 
 /* n_threads 0 = the processors this process may run on. host may be NULL (own pool; a pool of one
- * starts no thread). allocator may be NULL. */
+ * starts no thread; more than a few for each processor are counted, not started). allocator may be NULL. */
 dspark_status dspark__threads_create(dspark__threads **out, uint32_t n_threads,
                                      const dspark_parallel *host,
                                      const dspark_allocator *allocator, dspark_error *err);

@@ -86,7 +86,10 @@ static double best_round(probe *p, dspark__threads *threads, void (*task)(void *
 static dspark_status open_probe(probe *p, dspark__threads **threads, uint32_t n_threads,
                                 dspark_error *err)
 {
-    dspark_status st = dspark__threads_create(threads, n_threads, NULL, NULL, err);
+    /* More threads than processors reach no more, and take seconds to begin and to end. */
+    uint32_t available = dspark__threads_available();
+    dspark_status st = dspark__threads_create(threads, n_threads < available ? n_threads : available,
+                                              NULL, NULL, err);
     if (st != DSPARK_OK) return st;
     p->n_threads = dspark__threads_count(*threads);
     p->work = calloc(p->n_threads, sizeof *p->work);
