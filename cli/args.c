@@ -55,7 +55,7 @@ static int read_number(const char *text, double *out)
 {
     char *end;
     double value;
-    if (!*text || text[strspn(text, "0123456789.eE+-")]) return 0;
+    if (!*text || *text == '+' || text[strspn(text, "0123456789.eE+-")]) return 0;
     value = strtod(text, &end);
     if (*end || !isfinite(value)) return 0;
     *out = value;

@@ -118,6 +118,8 @@ static int check_combination(const args_command *command, const written *w, cons
         {"prepacked", a->prepacked != NULL, WITH(BENCH_LOAD), "load"},
         {"path", a->path_given, WITH(BENCH_CONTEXT), "context"},
         {"no-states", a->no_states, WITH(BENCH_CONTEXT), "context"},
+        {"cold", a->cold, ~WITH(BENCH_LOAD), "everything but load"},
+        {"hot", a->hot, ~WITH(BENCH_LOAD), "everything but load"},
     };
     size_t i;
     for (i = 0; i < sizeof rules / sizeof *rules; i++)
@@ -134,8 +136,9 @@ static int check_combination(const args_command *command, const written *w, cons
         return args_complain(command, "--what growth makes its own checkpoints: no CKPT");
     if (w->formats && a->prepacked)
         return args_complain(command, "--prepacked is of CKPT as it is: no --formats");
-    if (w->formats && a->path_given)
-        return args_complain(command, "--formats measures the one pass only: no --path");
+    if (w->formats && (a->path_given || (a->no_states && a->what == BENCH_CONTEXT)))
+        return args_complain(command, "--formats measures the one pass only: no --%s",
+                             a->path_given ? "path" : "no-states");
     return ARGS_RUN;
 }
 

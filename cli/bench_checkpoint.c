@@ -26,30 +26,47 @@ dspark_status bench_make_directory(bench_report *r, dspark_error *err)
     return out_set_error(err, DSPARK_EOUTPUT, prefix, "no temporary folder: %s", strerror(problem));
 }
 
+/* A checkpoint that is being made. */
+typedef struct making {
+    const bench_report *report;
+    const char *preset, *size;
+    progress bar;
+    int said;
+} making;
+
+/* With the first step: preset and settings were accepted then. */
+static int say_making(void *user, uint64_t done, uint64_t total)
+{
+    making *m = user;
+    if (!m->said++)
+        fprintf(stderr, "dspark: %s a synthetic %s in %s%s\n",
+                m->report->part ? "making" : "no CKPT given: making", m->preset,
+                m->report->folder.path, m->size ? m->size : "");
+    return progress_update(&m->bar, done, total);
+}
+
 dspark_status bench_find_checkpoint(bench_report *r, int context_only, const char **path,
                                     dspark_error *err)
 {
     const bench_args *a = r->args;
     dspark_synth_opts opts;
-    progress bar;
+    making m = {.report = r, .preset = a->preset ? a->preset : "kimi-k3"};
     dspark_status st;
     *path = a->checkpoint;
     if (a->checkpoint) return DSPARK_OK;
     if ((st = bench_make_directory(r, err)) != DSPARK_OK) return st;
     dspark_synth_opts_init(&opts);
-    opts.preset = a->preset ? a->preset : "kimi-k3";
+    opts.preset = m.preset;
     opts.settings = a->settings.items;
     opts.n_settings = a->settings.n;
     opts.context_only = context_only;
-    opts.progress = progress_update;
-    opts.progress_user = &bar;
-    fprintf(stderr, "dspark: %s a synthetic %s in %s%s\n",
-            r->part ? "making" : "no CKPT given: making", opts.preset, r->folder.path,
-            a->settings.n || strcmp(opts.preset, "kimi-k3") != 0 ? ""
-            : context_only ? " (665 MB)" : " (7.1 GB)");
-    progress_start(&bar, "making", PROGRESS_BYTES);
-    st = dspark_synth_checkpoint(r->folder.path, &opts, err);
-    progress_end(&bar);
+    opts.progress = say_making;
+    opts.progress_user = &m;
+    if (!a->settings.n && strcmp(m.preset, "kimi-k3") == 0)
+        m.size = context_only ? " (665 MB)" : " (7.1 GB)";
+    progress_start(&m.bar, "making", PROGRESS_BYTES);
+    st = out_blame_arguments(err, dspark_synth_checkpoint(r->folder.path, &opts, err));
+    progress_end(&m.bar);
     *path = r->folder.path;
     r->synthetic = 1;
     return st;
@@ -180,7 +197,7 @@ dspark_status bench_open_format(bench_report *r, dspark_model **model, bench_siz
     if (st == DSPARK_OK)
         bench_describe(r, *model);
     else if (r->args->checkpoint && path == source)
-        out_add_path(err, source);
+        out_add_checkpoint(err, source, r->args->target);
     return st;
 }
 

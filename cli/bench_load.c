@@ -151,7 +151,7 @@ static dspark_status open_once(loader *l, const way *w, size_t i, dspark_error *
     st = dspark_model_open(&model, l->source, &opts, err);
     l->opened[i] = out_clock() - t;
     if (st != DSPARK_OK) {
-        if (l->args->checkpoint && !w->mapped) out_add_path(err, l->source);
+        if (l->args->checkpoint && !w->mapped) out_add_checkpoint(err, l->source, l->args->target);
         return st;
     }
     bench_describe(l->report, model);

@@ -513,7 +513,7 @@ done:
 int command_compare(int argc, char **argv)
 {
     compare_args a;
-    int code;
+    int seed_given = 0, isa_given = 0, code;
     const char *paths[2];
     static const char *const operands[] = {"CKPT", "OTHER", NULL};
     const args_option options[] = {
@@ -526,12 +526,12 @@ int command_compare(int argc, char **argv)
          "position of the first row (default 0, or what the\ndump's own positions say)", 0,
          INT64_MAX, NULL, &a.start_given},
         {"seed", ARGS_UINT, &a.seed, "N", "seed of the synthetic rows (default 0)", 0, INT64_MAX,
-         NULL, NULL},
+         NULL, &seed_given},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024,
          NULL, NULL},
         {"isa", ARGS_CHOICE, &a.isa, NULL,
          "the level that all others are compared with (default auto)", 0, 0, args_isa_choices,
-         NULL},
+         &isa_given},
         {"vllm-compat", ARGS_FLAG, &a.vllm_compat, NULL,
          "also measure what vLLM's inexact merge of quantised shards\n"
          "changes; the exit code does not depend on it", 0, 0, NULL, NULL},
@@ -558,12 +558,14 @@ int command_compare(int argc, char **argv)
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) return code;
     if (paths[1]) {
-        if (a.taps || a.tokens_given || a.start_given || a.n_threads || a.seed || a.isa ||
+        if (a.taps || a.tokens_given || a.start_given || a.n_threads || seed_given || isa_given ||
             a.vllm_compat)
             return args_complain(&command, "two files are compared as they are: only --json goes "
                                  "with them");
         return compare_files(paths[0], paths[1], a.json);
     }
+    if (a.taps && seed_given)
+        return args_complain(&command, "--seed is for synthetic rows, not for those of --taps");
     a.checkpoint = paths[0];
     if (a.taps && !a.tokens_given) a.n_tokens = 0;
     return run_job(&a);

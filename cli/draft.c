@@ -195,6 +195,18 @@ static int run_job(const draft_args *a)
     return code;
 }
 
+/* Where the dump begins and ends is known later. Returns ARGS_RUN or an exit code. */
+static int check_anchors(const args_command *command, const args_texts *anchors)
+{
+    uint64_t position;
+    size_t i;
+    for (i = 0; i < anchors->n; i++)
+        if (!args_read_uint(anchors->items[i], strlen(anchors->items[i]), &position))
+            return args_complain(command, "--anchor-position: '%s' is not allowed; expected a whole number",
+                                 anchors->items[i]);
+    return ARGS_RUN;
+}
+
 int command_draft(int argc, char **argv)
 {
     draft_args a;
@@ -224,6 +236,7 @@ int command_draft(int argc, char **argv)
     drafting_options(options + 3, &a.drafting);
     code = args_parse(&command, argc, argv);
     if (code == ARGS_RUN) code = drafting_check(&command, &a.drafting);
+    if (code == ARGS_RUN) code = check_anchors(&command, &a.anchors);
     if (code == ARGS_RUN && !a.taps) code = args_complain(&command, "--taps FILE is missing");
     if (code == ARGS_RUN) code = run_job(&a);
     args_texts_free(&a.anchors);

@@ -38,11 +38,14 @@ void drafting_options(args_option to[DRAFTING_OPTIONS], drafting_args *a)
          "attend to the last W positions only (default all)", 1, INT64_MAX, NULL, NULL},
         {"temperature", ARGS_NUMBER, &a->temperature, "T",
          "sample the drafts at temperature T (default: greedy)", 0, 0, NULL, &a->sampled},
-        {"top-k", ARGS_UINT, &a->top_k, "K", "of the K likeliest only", 1, INT32_MAX, NULL, NULL},
-        {"top-p", ARGS_NUMBER, &a->top_p, "P", "of the likeliest that make up P", 0, 0, NULL, NULL},
+        {"top-k", ARGS_UINT, &a->top_k, "K", "of the K likeliest only", 1, INT32_MAX, NULL,
+         &a->noise_given},
+        {"top-p", ARGS_NUMBER, &a->top_p, "P", "of the likeliest that make up P", 0, 0, NULL,
+         &a->noise_given},
         {"min-p", ARGS_NUMBER, &a->min_p, "P", "of those at least P times as likely as the first", 0, 0,
-         NULL, NULL},
-        {"seed", ARGS_UINT, &a->seed, "N", "seed of the noise (default 0)", 0, INT64_MAX, NULL, NULL},
+         NULL, &a->noise_given},
+        {"seed", ARGS_UINT, &a->seed, "N", "seed of the noise (default 0)", 0, INT64_MAX, NULL,
+         &a->noise_given},
         {"threads", ARGS_UINT, &a->n_threads, "N", "threads (default: all processors)", 1, 1024, NULL,
          NULL},
         {"isa", ARGS_CHOICE, &a->isa, NULL, "instruction set; same bits (default auto)", 0, 0,
@@ -56,8 +59,8 @@ int drafting_check(const args_command *command, const drafting_args *a)
     if (a->tile_given && a->cache_dtype != DSPARK_CACHE_FP8_DS_MLA)
         return args_complain(command, "--tile-scale goes with --cache-dtype fp8_ds_mla, not with %s",
                              args_cache_choices[a->cache_dtype]);
-    if (!a->sampled && (a->top_k || a->top_p != 1 || a->min_p > 0))
-        return args_complain(command, "--top-k, --top-p and --min-p go with --temperature");
+    if (!a->sampled && a->noise_given)
+        return args_complain(command, "--top-k, --top-p, --min-p and --seed go with --temperature");
     if (a->temperature > FLT_MAX)
         return args_complain(command, "--temperature: %g is not allowed; at most %.3g", a->temperature,
                              (double)FLT_MAX);
@@ -82,9 +85,7 @@ static dspark_status open_model(drafting *d, dspark_error *err)
     progress_start(&bar, "packing", PROGRESS_BYTES);
     st = dspark_model_open(&d->model, a->checkpoint, &opts, err);
     progress_end(&bar);
-    /* What is wrong with the target names it already. */
-    if (st != DSPARK_OK && !(a->target && strncmp(err->where, a->target, strlen(a->target)) == 0))
-        out_add_path(err, a->checkpoint);
+    if (st != DSPARK_OK) out_add_checkpoint(err, a->checkpoint, a->target);
     return st;
 }
 

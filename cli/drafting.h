@@ -21,7 +21,8 @@ typedef struct drafting_args {
     uint64_t top_k;
     double top_p, min_p;
     uint64_t seed;
-    int sampled;       /* any of the sampling options was given */
+    int sampled;       /* --temperature was given */
+    int noise_given;   /* any option that only matters then */
 } drafting_args;
 
 /* The options of all these fields (without checkpoint); `to` has room for DRAFTING_OPTIONS. */

@@ -98,6 +98,17 @@ void out_add_path(dspark_error *err, const char *path)
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }
 
+void out_add_checkpoint(dspark_error *err, const char *checkpoint, const char *target)
+{
+    if (!target || strncmp(err->where, target, strlen(target)) != 0) out_add_path(err, checkpoint);
+}
+
+dspark_status out_blame_arguments(dspark_error *err, dspark_status st)
+{
+    if (st != DSPARK_EMODEL && st != DSPARK_EFORMAT && st != DSPARK_ERANGE) return st;
+    return err->code = DSPARK_EINVAL;
+}
+
 int out_finish(int code)
 {
     int failed = ferror(stdout);

@@ -13,7 +13,7 @@
 typedef struct pack_args {
     const char *paths[2]; /* the checkpoint, the file */
     const char *target;
-    int parts;
+    int parts, parts_given;
     uint64_t n_threads;
     int check, json;
 } pack_args;
@@ -45,6 +45,9 @@ static dspark_status check_file(const pack_args *a, dspark_model_opts *opts, dsp
     dspark_model *model = NULL;
     dspark_status st = dspark_prepacked_parts(a->paths[1], &opts->parts, err);
     if (st != DSPARK_OK) return st;
+    if (a->target && opts->parts != DSPARK_PART_BLOCK)
+        return out_set_error(err, DSPARK_EINVAL, "--target", "it is for an LM head, and the file holds context "
+                             "KV only");
     opts->prepacked = a->paths[1];
     opts->prepacked_verify = 1;
     st = dspark_model_open(&model, a->paths[0], opts, err);
@@ -70,12 +73,22 @@ static int run_job(const pack_args *a)
                   : dspark_prepack(a->paths[0], a->paths[1], &opts, &err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
-        if (st != DSPARK_EOUTPUT && strcmp(err.where, a->paths[1]) != 0)
-            out_add_path(&err, a->paths[0]);
+        if (st != DSPARK_EOUTPUT && st != DSPARK_EINVAL && strcmp(err.where, a->paths[1]) != 0)
+            out_add_checkpoint(&err, a->paths[0], a->target);
         return out_fail(st, &err);
     }
     (void)stat(a->paths[1], &info);
     return print_report(a, part_choices[opts.parts != DSPARK_PART_BLOCK], (uint64_t)info.st_size);
+}
+
+/* Options that would be ignored are refused. Returns ARGS_RUN or an exit code. */
+static int check_options(const args_command *command, const pack_args *a)
+{
+    if (a->check && a->parts_given)
+        return args_complain(command, "--parts goes without --check, which takes what FILE holds");
+    if (a->target && a->parts)
+        return args_complain(command, "--target is for the LM head, which --parts context leaves out");
+    return ARGS_RUN;
 }
 
 static int check_output(const args_command *command, const pack_args *a)
@@ -93,7 +106,7 @@ int command_pack(int argc, char **argv)
     const args_option options[] = {
         {"parts", ARGS_CHOICE, &a.parts, NULL,
          "all (default): what drafting needs, and context KV;\ncontext: context KV only", 0, 0,
-         part_choices, NULL},
+         part_choices, &a.parts_given},
         {"target", ARGS_TEXT, &a.target, "DIR",
          "the target's checkpoint: its LM head is packed too (the\ndraft's own wins)", 0, 0, NULL, NULL},
         {"check", ARGS_FLAG, &a.check, NULL,
@@ -116,6 +129,7 @@ int command_pack(int argc, char **argv)
     memset(&a, 0, sizeof a);
     code = args_parse(&command, argc, argv);
     if (code != ARGS_RUN) return code;
-    if (!a.check) code = check_output(&command, &a);
+    code = check_options(&command, &a);
+    if (code == ARGS_RUN && !a.check) code = check_output(&command, &a);
     return code == ARGS_RUN ? run_job(&a) : code;
 }

@@ -178,6 +178,7 @@ static dspark_status check_target(const char *path, dspark_error *err)
 {
     dspark_checkpoint *target = NULL;
     dspark_status st = path ? dspark_checkpoint_open(&target, path, err) : DSPARK_OK;
+    if (st != DSPARK_OK) out_add_path(err, path);
     dspark_checkpoint_close(target);
     return st;
 }

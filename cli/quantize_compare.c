@@ -177,7 +177,7 @@ static dspark_status measure(sample *s, error_stats parts[][2], const char *path
     st = dspark_model_open(&model, path, &model_opts, err);
     progress_end(&bar);
     if (st != DSPARK_OK) {
-        out_add_path(err, path);
+        out_add_checkpoint(err, path, model_opts.target);
         return st;
     }
     if (is_source && (st = make_sample(s, model, err)) != DSPARK_OK) goto done;

@@ -81,13 +81,7 @@ static int write_plain(const synth_args *a, const char *out)
     progress_start(&bar, "writing", PROGRESS_BYTES);
     st = dspark_synth_checkpoint(out, &opts, &err);
     progress_end(&bar);
-    if (st != DSPARK_OK) {
-        int code = out_fail(st, &err);
-        /* Nothing but the arguments went in, so what does not fit together are the arguments. */
-        if (st == DSPARK_EMODEL || st == DSPARK_EFORMAT || st == DSPARK_ERANGE) return EXIT_USAGE;
-        return code;
-    }
-    return EXIT_OK;
+    return st == DSPARK_OK ? EXIT_OK : out_fail(out_blame_arguments(&err, st), &err);
 }
 
 /* --format F: one of quantize's names, those with ModelOpt's layout, or a scheme of synth_schemes.h. */
@@ -210,7 +204,8 @@ int command_synth(int argc, char **argv)
          "write a hidden-state dump instead; needs --for and --tokens", 0, 0, NULL, NULL},
         {"for", ARGS_TEXT, &a.checkpoint, "CKPT", "the checkpoint that the dump is for", 0, 0,
          NULL, NULL},
-        {"tokens", ARGS_UINT, &a.n_tokens, "N", "rows of the dump", 1, 0, NULL, NULL},
+        {"tokens", ARGS_UINT, &a.n_tokens, "N", "rows of the dump", 1, UINT64_C(1) << 31, NULL,
+         NULL},
         {"json", ARGS_FLAG, &a.json, NULL, "print what was written as JSON", 0, 0, NULL, NULL},
     };
     args_command command = {
