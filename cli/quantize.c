@@ -200,9 +200,12 @@ int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, co
         st = dspark_quantize(in, out, opts, &err);
         progress_end(&bar);
     }
-    if (st != DSPARK_OK)
+    if (st != DSPARK_OK) {
         code = out_fail(st, &err);
-    else if (all.failed)
+        if (st == DSPARK_EUNSUPPORTED && !how->quiet && strstr(err.message, "with ignore"))
+            fprintf(stderr, "  (%s--ignore P, for each name or wildcard P)\n",
+                    opts->format == DSPARK_FORMAT_INT4 ? "--group-size N; " : "");
+    } else if (all.failed)
         code = out_error(EXIT_INTERNAL, "out of memory");
     else
         code = how->quiet ? EXIT_OK : print_report(in, out, opts, &all, how);

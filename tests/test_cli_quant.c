@@ -118,6 +118,38 @@ static void test_fp8_is_fp8_channel(void **state)
     assert_has(run_cli("help quantize").out, "fp8: fp8-channel");
 }
 
+/* Groups that do not fit: which module, how many more, and what would. */
+static void test_columns_and_groups(void **state)
+{
+    static const char *const rows[][2] = {
+        {"tiny x --format int4",
+         "dspark: context_proj: 320 columns are no multiple of int4's group of 128, nor are those of 30 more "
+         "modules: a group size of 32 fits all; or keep these modules with ignore"},
+        {"tiny x --format int4 --group-size 64",
+         "dspark: layers.0.self_attn.q_b_proj: 32 columns are no multiple of int4's group of 64, nor are "
+         "those of 9 more modules: a group size of 32 fits all"},
+        {"tiny x --format int4 --group-size 64 --ignore re:.*layers.[0124].self_attn.*",
+         "dspark: layers.3.self_attn.q_b_proj: 32 columns are no multiple of int4's group of 64, nor are "
+         "those of 1 more module: "},
+        {"tiny x --format int4 --group-size 56", "a group size of 32 fits all"},
+        {"odd x --format int4 --group-size 16", "a group size of 8 fits all"},
+        {"odd x --format mxfp8", "dspark: layers.0.self_attn.q_b_proj: 24 columns are no multiple of mxfp8's "
+                                 "group of 32, nor are those of 4 more modules: keep these modules with ignore"},
+        {"odd x --format mxfp8 --ignore re:.*layers.[0124].*q_b_proj", "of 32: keep this module with ignore"},
+    };
+    size_t i;
+    (void)state;
+    assert_int_equal(run_cli("synth odd --preset tiny --set q_lora_rank=24").code, 0);
+    for (i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = run_cli("quantize %s --no-compare", rows[i][0]);
+        assert_int_equal(r.code, 4);
+        assert_has(r.err, rows[i][1]);
+        assert_has(r.err, strstr(rows[i][0], "int4") ? "(--group-size N; --ignore P, " : "(--ignore P, ");
+    }
+    assert_int_equal(run_cli("quantize tiny fits --format int4 --group-size 32 --no-compare").code, 0);
+    assert_int_equal(run_cli("quantize odd kept --format mxfp8 --ignore *q_b_proj --no-compare").code, 0);
+}
+
 /* Scales of one element: headers alone do not tell a block from a tensor, the config does. */
 static void test_inspect_one_scale(void **state)
 {
@@ -396,6 +428,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_format),
         cmocka_unit_test(test_fp8_is_fp8_channel),
+        cmocka_unit_test(test_columns_and_groups),
         cmocka_unit_test(test_inspect_one_scale),
         cmocka_unit_test(test_inspect_mixed),
         cmocka_unit_test(test_synth_schemes),

@@ -364,7 +364,7 @@ static void test_refused(void **state)
     refused(DSPARK_EINVAL, DSPARK_FORMAT_MXFP4, MODELOPT, 0, 128, "ModelOpt");
     refused(DSPARK_EINVAL, DSPARK_FORMAT_MXFP4, CT, 64, 128, "int4");
     refused(DSPARK_EINVAL, DSPARK_FORMAT_INT4, CT, 12, 120, "multiple of 8");
-    refused(DSPARK_EUNSUPPORTED, DSPARK_FORMAT_INT4, CT, 0, 64, "group size");
+    refused(DSPARK_EUNSUPPORTED, DSPARK_FORMAT_INT4, CT, 0, 64, "int4's group of 128");
     refused(DSPARK_EUNSUPPORTED, DSPARK_FORMAT_NVFP4, CT, 0, 40, "16");
     refused(DSPARK_EUNSUPPORTED, DSPARK_FORMAT_MXFP8, CT, 0, 48, "32");
     refused(DSPARK_EUNSUPPORTED, DSPARK_FORMAT_FP8_TENSOR, CT, 0, 0, "0 columns");

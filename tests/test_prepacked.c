@@ -242,9 +242,10 @@ static void test_parts(void **state)
     o.prepacked = file;
     dspark_model_close(open_model(d.dir, &o));
     o.parts = DSPARK_PART_CONTEXT | DSPARK_PART_Q_A;
-    refuse(d.dir, &o, DSPARK_EMODEL, "holds what context KV needs, but context KV on every path is asked for");
+    refuse(d.dir, &o, DSPARK_EMODEL,
+           "holds what context KV needs, and what context KV on every path needs is asked for");
     o = opts_of(DSPARK_PART_BLOCK, &head, file);
-    refuse(d.dir, &o, DSPARK_EMODEL, "holds what context KV needs, but drafting is asked for");
+    refuse(d.dir, &o, DSPARK_EMODEL, "holds what context KV needs, and what drafting needs is asked for");
     uint32_t parts = 0;
     check(dspark_prepacked_parts(file, &parts, &err), DSPARK_OK, &err);
     assert_int_equal(parts, DSPARK_PART_CONTEXT);
@@ -344,7 +345,7 @@ static void test_other_config(void **state)
     dspark_model_opts o = opts_of(DSPARK_PART_CONTEXT, NULL, NULL);
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err);
     o.prepacked = file;
-    refuse(f.dir, &o, DSPARK_EMODEL, "config.json had the digest");
+    refuse(f.dir, &o, DSPARK_EMODEL, "the digest of config.json was ");
     close_fixture(&f);
     drafting_close(&d);
 }

@@ -255,7 +255,7 @@ static void test_lying_tables(void **state)
         l = begin(g);
         l.sections[1].offset = offsets[i];
         sign(&l);
-        refused(g, DSPARK_EFORMAT, "lies at");
+        refused(g, DSPARK_EFORMAT, "begins at byte");
     }
     const uint64_t sizes[] = {0, 1, l.sections[1].bytes + 64, UINT64_MAX};
     for (size_t i = 0; i < 4; i++) {

@@ -32,7 +32,7 @@ static dspark_status map_file(dspark__prepacked *p, dspark_error *err)
         return dspark__fail(err, DSPARK_EIO, p->path, "a prepacked file must be a regular file");
     if (info.st_size < (off_t)DSPARK__HEAD_BYTES || (uint64_t)info.st_size > SIZE_MAX)
         return dspark__fail(err, DSPARK_EFORMAT, p->path,
-                            "not a prepacked file: %lld bytes, and a head has %u", (long long)info.st_size,
+                            "not a prepacked file: it has %lld bytes, and a head alone has %u", (long long)info.st_size,
                             DSPARK__HEAD_BYTES);
     p->size = (size_t)info.st_size;
     void *map = mmap(NULL, p->size, PROT_READ, MAP_SHARED, p->fd, 0);
@@ -63,8 +63,8 @@ static dspark_status check_places(const dspark__prepacked *p, dspark_error *err)
         if (s.offset % 64 != 0 || s.offset < end || s.bytes == 0 ||
             !dspark__add_u64(s.offset, s.bytes, &stop) || stop > p->head.table_offset)
             return dspark__fail(err, DSPARK_EFORMAT, p->path,
-                                "section %u (%s) lies at %llu, %llu bytes: expected a multiple of 64 from "
-                                "%llu on, up to %llu",
+                                "section %u (%s) begins at byte %llu and has %llu: expected a multiple of 64 "
+                                "from %llu on, and an end up to %llu",
                                 i, s.name, (unsigned long long)s.offset, (unsigned long long)s.bytes,
                                 (unsigned long long)end, (unsigned long long)p->head.table_offset);
         end = stop;
@@ -81,18 +81,19 @@ static dspark_status check_file(dspark__prepacked *p, dspark_error *err)
     if (st != DSPARK_OK) return st;
     const dspark__prepacked_head *h = &p->head;
     if (h->file_bytes != p->size)
-        return dspark__fail(err, DSPARK_EFORMAT, p->path, "%zu bytes, and the head says %llu: it was cut",
+        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the file has %zu bytes, and its head says %llu: it was cut",
                             p->size, (unsigned long long)h->file_bytes);
     const uint64_t table = (uint64_t)h->n_sections * DSPARK__SECTION_BYTES;
     if (h->table_offset < DSPARK__HEAD_BYTES || !dspark__add_u64(h->table_offset, table, &end) ||
         end != p->size)
-        return dspark__fail(err, DSPARK_EFORMAT, p->path, "a table of %u sections at %llu does not end at %zu",
+        return dspark__fail(err, DSPARK_EFORMAT, p->path,
+                            "the table of %u sections at byte %llu does not end with the file, at %zu",
                             h->n_sections, (unsigned long long)h->table_offset, p->size);
     dspark__digest_init(&d);
     dspark__digest_update(&d, p->map + h->table_offset, (size_t)table);
     dspark__digest_hex(&d, hex);
     if (strcmp(hex, h->table) != 0)
-        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the table is damaged: digest %.32s, found %s",
+        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the table is damaged: its digest was %.32s and is now %s",
                             h->table, hex);
     return check_places(p, err);
 }
@@ -141,8 +142,8 @@ dspark_status dspark__prepacked_same(const dspark__prepacked *p, const char *wha
 {
     if (strcmp(recorded, found) == 0) return DSPARK_OK;
     return dspark__fail(err, DSPARK_EMODEL, p->path,
-                        "made of another checkpoint, or of this one before it changed: %s had the digest "
-                        "%.32s and has %.32s; pack it again",
+                        "made of another checkpoint, or of this one before it changed: the digest of %s "
+                        "was %.32s and is now %.32s; pack it again",
                         what, recorded, found);
 }
 
@@ -157,7 +158,7 @@ dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts
 {
     if ((p->head.parts & parts) != parts)
         return dspark__fail(err, DSPARK_EMODEL, p->path,
-                            "holds what %s needs, but %s is asked for: pack it again with these parts",
+                            "holds what %s needs, and what %s needs is asked for: pack it again with those parts",
                             name_parts(p->head.parts), name_parts(parts));
     return dspark__prepacked_same(p, "config.json", p->head.config, config, err);
 }
@@ -179,7 +180,7 @@ static dspark_status check_bytes(const dspark__prepacked *p, const dspark__secti
     dspark__digest_update(&d, p->map + s->offset, (size_t)s->bytes);
     dspark__digest_hex(&d, hex);
     if (strcmp(hex, s->digest) == 0) return DSPARK_OK;
-    return dspark__fail(err, DSPARK_EFORMAT, p->path, "%s, shard %u is damaged: digest %.32s, found %s",
+    return dspark__fail(err, DSPARK_EFORMAT, p->path, "%s, shard %u, is damaged: its digest was %.32s and is now %s",
                         s->name, s->shard, s->digest, hex);
 }
 
@@ -189,7 +190,8 @@ static dspark_status check_permutation(const dspark__prepacked *p, const dspark_
 {
     for (uint32_t i = 0; shard->perm && i < k; i++)
         if (shard->perm[i] >= k)
-            return dspark__fail(err, DSPARK_EFORMAT, p->path, "place %u of a permutation of %u says %u", i, k,
+            return dspark__fail(err, DSPARK_EFORMAT, p->path,
+                                "place %u of a permutation of %u columns names column %u", i, k,
                                 shard->perm[i]);
     return DSPARK_OK;
 }

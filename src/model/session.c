@@ -62,13 +62,14 @@ static dspark_status check_append(const dspark_session *s, const dspark_drafter 
                             taps_width);
     if (first != s->length)
         return dspark__fail(err, DSPARK_ERANGE, "first",
-                            first < s->length ? "position %llu is there already: the session has %llu (rewind "
-                                                "to replace them)"
-                                              : "position %llu would leave a gap: the session has %llu",
+                            first < s->length ? "position %llu is there already: the session has %llu positions "
+                                                "(rewind to replace them)"
+                                              : "position %llu would leave a gap: the session has %llu "
+                                                "positions",
                             (unsigned long long)first, (unsigned long long)s->length);
     if (n > s->pool->info.max_length - s->length)
         return dspark__fail(err, DSPARK_ENOSPACE, "max_length",
-                            "%zu rows from position %llu on, a session of this pool has room for %llu", n,
+                            "%zu rows from position %llu on do not fit: a session of this pool has room for %llu", n,
                             (unsigned long long)first, (unsigned long long)s->pool->info.max_length);
     return DSPARK_OK;
 }
@@ -103,7 +104,7 @@ dspark_status dspark__session_append(dspark_session *s, dspark_drafter *d, uint6
     if (taps_stride == 0) taps_stride = taps_width * 2;
     if (taps_stride < taps_width * 2 || n > PTRDIFF_MAX / taps_stride)
         return dspark__fail(err, DSPARK_EINVAL, "taps_stride",
-                            "%zu rows at %zu bytes, a row has %zu", n, taps_stride, taps_width * 2);
+                            "the %zu rows are %zu bytes apart, and a row has %zu", n, taps_stride, taps_width * 2);
     if ((st = dspark__session_reserve(s, s->length + n, err)) != DSPARK_OK) return st;
     for (size_t i = 0; st == DSPARK_OK && i < n; i += CHUNK_ROWS)
         st = append_chunk(s, d, i, row + i * taps_stride, taps_stride,
@@ -174,12 +175,12 @@ dspark_status dspark__session_accept(dspark_session *s, uint32_t n_accepted, dsp
         return dspark__fail(err, DSPARK_EINVAL, "accept", "nothing has been drafted since the last accept, "
                                                           "rewind or load");
     if (n_accepted > s->n_drafted)
-        return dspark__fail(err, DSPARK_EINVAL, "n_accepted", "%u of %u drafted tokens", n_accepted,
+        return dspark__fail(err, DSPARK_EINVAL, "n_accepted", "%u tokens are accepted, and %u were drafted", n_accepted,
                             s->n_drafted);
     const uint64_t length = s->draft_position + 1 + n_accepted;
     if (s->length < length)
         return dspark__fail(err, DSPARK_EINVAL, "accept",
-                            "the rows of %llu positions must have been appended, the session has %llu",
+                            "the rows of %llu positions must have been appended, and the session has those of %llu",
                             (unsigned long long)length, (unsigned long long)s->length);
     s->length = length;
     s->drafted = 0;
@@ -191,7 +192,7 @@ dspark_status dspark__session_accept(dspark_session *s, uint32_t n_accepted, dsp
 dspark_status dspark__session_rewind(dspark_session *s, uint64_t length, dspark_error *err)
 {
     if (length > s->length)
-        return dspark__fail(err, DSPARK_ERANGE, "length", "cannot rewind to %llu, the session has %llu",
+        return dspark__fail(err, DSPARK_ERANGE, "length", "cannot rewind to %llu positions: the session has %llu",
                             (unsigned long long)length, (unsigned long long)s->length);
     s->length = length;
     s->drafted = 0;

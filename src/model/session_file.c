@@ -133,14 +133,14 @@ static dspark_status find_layers(const dspark_checkpoint *file, const dspark_poo
         const dspark_tensor *t = dspark__checkpoint_find(file, name);
         if (!t || t->dtype != DSPARK_U8 || t->rank != 2 || t->shape[1] != p->entry_bytes ||
             (l && t->shape[0] != *length))
-            return dspark__fail(err, DSPARK_EFORMAT, path, "%s: expected U8 [length, %zu], as long as all",
+            return dspark__fail(err, DSPARK_EFORMAT, path, "%s: expected U8 [length, %zu], all layers of one length",
                                 name, p->entry_bytes);
         tensors[l] = t;
         *length = t->shape[0];
     }
     if (*length > p->info.max_length)
-        return dspark__fail(err, DSPARK_ENOSPACE, path, "holds %llu positions, a session of this pool has room "
-                                                        "for %llu",
+        return dspark__fail(err, DSPARK_ENOSPACE, path, "holds %llu positions, and a session of this pool has "
+                                                        "room for %llu",
                             (unsigned long long)*length, (unsigned long long)p->info.max_length);
     return DSPARK_OK;
 }

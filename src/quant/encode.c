@@ -75,10 +75,8 @@ dspark_status dspark__encoder_init(dspark__encoder *e, dspark_format format,
     if (group_size) e->group = group_size;
     if (k == 0 || (format != DSPARK_FORMAT_FP8_BLOCK && k % e->group != 0))
         return dspark__fail(err, DSPARK_EUNSUPPORTED, name,
-                            "%llu columns are no multiple of %s's %llu; keep it with ignore%s",
-                            (unsigned long long)k, formats[format].name,
-                            (unsigned long long)e->group,
-                            format == DSPARK_FORMAT_INT4 ? ", or choose another group size" : "");
+                            "%llu columns are no multiple of %s's group of %llu", (unsigned long long)k,
+                            formats[format].name, (unsigned long long)e->group);
     e->unit_rows = format == DSPARK_FORMAT_FP8_BLOCK ? DSPARK__ENCODE_BLOCK : 1;
     e->n_scales = format == DSPARK_FORMAT_FP8_TENSOR ? 0 : (k + e->group - 1) / e->group;
     e->has_global = format == DSPARK_FORMAT_FP8_TENSOR || format == DSPARK_FORMAT_NVFP4;

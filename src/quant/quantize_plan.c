@@ -291,6 +291,56 @@ static dspark_status plan_module(dspark__quantize_plan *p, dspark__qm *m,
 }
 
 /* ------------------------------------------------------------------------------------------------
+ * Groups that do not fit
+ * --------------------------------------------------------------------------------------------- */
+
+/* Columns of what is to be quantised; the first module whose groups do not fit them. */
+typedef struct columns {
+    uint64_t divisor; /* the greatest of all */
+    size_t n_misfits;
+    dspark_error first;
+} columns;
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Take `st` of planning m: a misfit is told when all modules are known. */
+static dspark_status note_columns(columns *c, const dspark__qm *m, dspark_status st, const dspark_error *e,
+                                  dspark_error *err)
+{
+    const int misfit = st == DSPARK_EUNSUPPORTED && m->kind == DSPARK__QM_QUANTISE && m->encoder.group &&
+                       m->k % m->encoder.group != 0 && m->encoder.format != DSPARK_FORMAT_FP8_BLOCK;
+    if (st != DSPARK_OK && !misfit) {
+        if (err) *err = *e;
+        return st;
+    }
+    if (m->kind == DSPARK__QM_QUANTISE) c->divisor = common_divisor(m->k, c->divisor);
+    if (misfit && c->n_misfits++ == 0) c->first = *e;
+    return DSPARK_OK;
+}
+
+static dspark_status fail_columns(const columns *c, const dspark_quantize_opts *opts, dspark_error *err)
+{
+    uint64_t group = opts->format == DSPARK_FORMAT_INT4 ? opts->group_size ? opts->group_size : 128 : 0;
+    char others[64] = "", size[80] = "";
+    while (group && c->divisor % group != 0) group -= 8;
+    if (c->n_misfits > 1)
+        snprintf(others, sizeof others, ", nor are those of %zu more module%s", c->n_misfits - 1,
+                 c->n_misfits == 2 ? "" : "s");
+    if (group)
+        snprintf(size, sizeof size, "a group size of %llu fits all; or ", (unsigned long long)group);
+    return dspark__fail(err, DSPARK_EUNSUPPORTED, c->first.where, "%s%s: %skeep %s with ignore",
+                        c->first.message, others, size, c->n_misfits > 1 ? "these modules" : "this module");
+}
+
+/* ------------------------------------------------------------------------------------------------
  * The whole
  * --------------------------------------------------------------------------------------------- */
 
@@ -332,6 +382,8 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
     dspark__roster_entry *roster = NULL, own_head;
     dspark__encoder probe;
     patterns pats = {NULL, 0, 0};
+    columns cols = {0};
+    dspark_error e;
     size_t n_roster = 0, n_quantised = 0;
     dspark_status st;
 
@@ -368,7 +420,9 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
         m->file = &p->modules.list[i];
         entry = entry_of(roster, n_roster, m->file, &p->doc->config, &target);
         if (!entry && target == DSPARK__T_LM_HEAD) entry = &own_head; /* no roster has it */
-        if ((st = plan_module(p, m, entry, target, opts, &pats, err)) != DSPARK_OK) goto done;
+        dspark__error_clear(&e);
+        st = note_columns(&cols, m, plan_module(p, m, entry, target, opts, &pats, &e), &e, err);
+        if (st != DSPARK_OK) goto done;
         n_quantised += m->kind == DSPARK__QM_QUANTISE ||
                        (m->kind == DSPARK__QM_DENSE && opts->format == DSPARK_FORMAT_BF16);
         if (!dspark__add_u64(p->total_bytes, m->bytes_after, &p->total_bytes)) {
@@ -380,6 +434,10 @@ dspark_status dspark__quantize_plan_make(dspark__quantize_plan *p, const char *p
         if (m->kind == DSPARK__QM_QUANTISE && m->encoder.has_global) p->work_bytes += m->bytes_before;
     }
     if ((st = patterns_used(&pats, err)) != DSPARK_OK) goto done;
+    if (cols.n_misfits) {
+        st = fail_columns(&cols, opts, err);
+        goto done;
+    }
     if (n_quantised == 0) {
         st = dspark__fail(err, DSPARK_EINVAL, path, opts->format == DSPARK_FORMAT_BF16 ? "nothing in it is quantised"
                                                                                  : "nothing is left to be quantised");
