@@ -14,7 +14,8 @@
 #include "ckpt/outfile.h"
 #include "ckpt/safetensors.h"
 
-#define BUFFER_BYTES ((size_t)1 << 20)
+#define UNIT ((size_t)2 << 20) /* of writes: a huge page */
+#define ALIGN 64 /* of the data: rows of a round number of bytes then begin with cache lines */
 
 typedef struct text {
     char *bytes;
@@ -31,6 +32,7 @@ struct dspark_writer {
     uint64_t declared, given;
     unsigned char *buffer;
     size_t buffered;
+    uint64_t written; /* bytes of the file */
     int header_written;
     dspark_status failed; /* the first failure, sticky */
 };
@@ -117,23 +119,40 @@ static const char *keep(dspark_writer *w, const char *s)
  * The file
  * --------------------------------------------------------------------------------------------- */
 
+static dspark_status write_out(dspark_writer *w, const void *data, size_t n, dspark_error *err)
+{
+    w->written += n;
+    return dspark__outfile_write(&w->file, data, n, err);
+}
+
 static dspark_status flush_buffer(dspark_writer *w, dspark_error *err)
 {
     size_t n = w->buffered;
     w->buffered = 0;
-    return dspark__outfile_write(&w->file, w->buffer, n, err);
+    return write_out(w, w->buffer, n, err);
 }
 
+/* Writes end where a unit of the file does: what is written unit by unit lies in the system's cache as huge pages,
+ * and whoever maps the file has few of them to bring. */
 static dspark_status put_bytes(dspark_writer *w, const void *data, size_t n, dspark_error *err)
 {
-    if (n > BUFFER_BYTES - w->buffered) {
-        dspark_status st = flush_buffer(w, err);
-        if (st != DSPARK_OK) return st;
-        if (n >= BUFFER_BYTES) return dspark__outfile_write(&w->file, data, n, err);
+    const unsigned char *from = data;
+    dspark_status st = DSPARK_OK;
+    while (st == DSPARK_OK && n > 0) {
+        const size_t room = UNIT - (size_t)((w->written + w->buffered) % UNIT);
+        size_t part = n < room ? n : room;
+        if (w->buffered == 0 && room == UNIT && n >= UNIT) {
+            part = n / UNIT * UNIT;
+            st = write_out(w, from, part, err);
+        } else {
+            memcpy(w->buffer + w->buffered, from, part);
+            w->buffered += part;
+            if (part == room) st = flush_buffer(w, err);
+        }
+        from += part;
+        n -= part;
     }
-    if (n > 0) memcpy(w->buffer + w->buffered, data, n);
-    w->buffered += n;
-    return DSPARK_OK;
+    return st;
 }
 
 static dspark_status write_header(dspark_writer *w, dspark_error *err)
@@ -148,7 +167,7 @@ static dspark_status write_header(dspark_writer *w, dspark_error *err)
     }
     if (w->tensors.n) ok = ok && add_bytes(&header, w->tensors.bytes, w->tensors.n);
     ok = ok && add_text(&header, "}");
-    while (ok && header.n % 8 != 0) ok = add_text(&header, " ");
+    while (ok && (sizeof prefix + header.n) % ALIGN != 0) ok = add_text(&header, " ");
 
     dspark_status st = DSPARK_OK;
     if (!ok) {
@@ -177,9 +196,9 @@ dspark_status dspark__writer_create(dspark_writer **out, const char *path, dspar
     *out = NULL;
     dspark_writer *w = calloc(1, sizeof *w);
     if (!w) return dspark__fail_nomem(err, "a writer", sizeof *w);
-    w->buffer = malloc(BUFFER_BYTES);
+    w->buffer = malloc(UNIT);
     if (!w->buffer) {
-        st = dspark__fail_nomem(err, "a writer", BUFFER_BYTES);
+        st = dspark__fail_nomem(err, "a writer", UNIT);
         goto fail;
     }
     if ((st = dspark__outfile_create(&w->file, path, 0, err)) != DSPARK_OK) goto fail;
