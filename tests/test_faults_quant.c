@@ -13,7 +13,7 @@
 
 #include "dspark/dspark.h"
 #include "support/cli_said.h"
-#include "support/drafts.h"
+#include "support/drafting.h"
 #include "support/fixture.h"
 
 #define N_LAYERS 5
@@ -169,27 +169,27 @@ static void an_fp8_cache_drafts_nearly_the_same(void **state)
         const char *name;
         double least; /* share of first tokens that agree */
     } cases[] = {{DSPARK_CACHE_FP8_E4M3, "fp8_e4m3", 0.8}, {DSPARK_CACHE_FP8_E5M2, "fp8_e5m2", 0.7}};
-    drafts t;
+    drafting t;
     (void)state;
-    drafts_open(&t, NULL, 0);
-    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    drafting_open(&t, NULL, 0);
+    dspark_drafter *d = drafting_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t equal[32] = {0};
         for (int32_t a = 0; a < ANCHORS; a++) {
-            drafted *want = drafts_raw(&t, d, DSPARK_CACHE_BF16, 30 + (size_t)a, a);
-            drafted *got = drafts_raw(&t, d, cases[i].dtype, 30 + (size_t)a, a);
-            for (uint32_t k = 0; k < t.c->block_size && got->tokens[k] == want->tokens[k]; k++) equal[k]++;
-            drafted_free(want);
-            drafted_free(got);
+            answer *want = drafting_raw(&t, d, DSPARK_CACHE_BF16, 30 + (size_t)a, a);
+            answer *got = drafting_raw(&t, d, cases[i].dtype, 30 + (size_t)a, a);
+            for (uint32_t k = 0; k < t.config->block_size && got->out.tokens[k] == want->out.tokens[k]; k++) equal[k]++;
+            answer_free(want);
+            answer_free(got);
         }
         print_message("  %s, prefixes equal to bf16's, of %d:", cases[i].name, ANCHORS);
-        for (uint32_t k = 0; k < t.c->block_size; k++) print_message(" %u", equal[k]);
+        for (uint32_t k = 0; k < t.config->block_size; k++) print_message(" %u", equal[k]);
         print_message("\n");
         assert_true(equal[0] >= cases[i].least * ANCHORS);
-        assert_true(equal[t.c->block_size - 1] > 0);
+        assert_true(equal[t.config->block_size - 1] > 0);
     }
     dspark_drafter_free(d);
-    drafts_close(&t);
+    drafting_close(&t);
 }
 
 int main(void)

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "model/session.h"
-#include "support/drafts.h"
+#include "support/drafting.h"
 #include "support/fixture.h"
 #include "support/oom.h"
 #include "support/tmpdir.h"
@@ -24,34 +24,34 @@ static dspark_error err;
 
 static void test_snapshot(void **state)
 {
-    drafts t;
+    drafting t;
     (void)state;
-    drafts_open(&t, NULL, 0);
-    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    drafting_open(&t, NULL, 0);
+    dspark_drafter *d = drafting_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
     for (int dtype = DSPARK_CACHE_BF16; dtype <= DSPARK_CACHE_FP8_E5M2; dtype++)
         for (size_t n = 0; n <= 43; n += 43) {
             const char *path = tmpdir_path(t.dir, "session.st");
-            dspark_pool *p = drafts_pool(&t, (dspark_cache_dtype)dtype, 16, 8, 1);
-            dspark_pool *q = drafts_pool(&t, (dspark_cache_dtype)dtype, 5, 20, 1); /* other paging */
-            dspark_session *s = drafts_session(p), *again = NULL;
-            drafts_append(&t, s, d, 0, n);
+            dspark_pool *p = drafting_pool(&t, (dspark_cache_dtype)dtype, 16, 1, 8);
+            dspark_pool *q = drafting_pool(&t, (dspark_cache_dtype)dtype, 5, 1, 20); /* other paging */
+            dspark_session *s = drafting_empty(p), *again = NULL;
+            drafting_append(&t, s, d, 0, n);
             must(dspark_session_save(s, path, &err));
             must(dspark_session_load(&again, q, path, &err));
             assert_int_equal(dspark_session_length(again), n);
             for (int more = 0; more < 2; more++) {
-                drafted *a = drafts_draft(&t, s, d, 8), *b = drafts_draft(&t, again, d, 8);
-                drafted_same(&t, a, b);
-                drafted_free(a);
-                drafted_free(b);
+                answer *a = drafting_answer(&t, s, d, 8), *b = drafting_answer(&t, again, d, 8);
+                answer_same(a, b);
+                answer_free(a);
+                answer_free(b);
                 if (more) break;
-                drafts_append(&t, s, d, n, 9);
-                drafts_append(&t, again, d, n, 9);
+                drafting_append(&t, s, d, n, 9);
+                drafting_append(&t, again, d, n, 9);
             }
             dspark_pool_free(p);
             dspark_pool_free(q);
         }
     dspark_drafter_free(d);
-    drafts_close(&t);
+    drafting_close(&t);
 }
 
 /* Refused, and neither a session nor a block is lost. */
@@ -60,7 +60,7 @@ static void load_refused(dspark_pool *p, const char *path, dspark_status status)
     dspark_session *s = (void *)p;
     refused(dspark_session_load(&s, p, path, &err), status);
     assert_null(s);
-    assert_int_equal(drafts_free_blocks(p), dspark_pool_get_info(p).n_blocks);
+    assert_int_equal(drafting_free_blocks(p), dspark_pool_get_info(p).n_blocks);
     assert_int_equal(dspark_pool_get_info(p).open_sessions, 0);
 }
 
@@ -68,35 +68,35 @@ static void test_foreign_snapshots(void **state)
 {
     static const char *const settings[] = {"hidden_size=96"};
     static const char *const other_theta[] = {"rope_theta=777"};
-    drafts t, wide, theta;
+    drafting t, wide, theta;
     float scales[DSPARK_MAX_LAYERS];
     dspark_pool_opts o;
     dspark_pool *q = NULL;
     (void)state;
-    drafts_open(&t, NULL, 0);
-    drafts_open(&wide, settings, 1);
-    drafts_open(&theta, other_theta, 1);
-    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
-    dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_FP8_E4M3, 16, 8, 1);
+    drafting_open(&t, NULL, 0);
+    drafting_open(&wide, settings, 1);
+    drafting_open(&theta, other_theta, 1);
+    dspark_drafter *d = drafting_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    dspark_pool *p = drafting_pool(&t, DSPARK_CACHE_FP8_E4M3, 16, 1, 8);
     const char *path = tmpdir_path(t.dir, "session.st");
-    dspark_session *s = drafts_session(p);
-    drafts_append(&t, s, d, 0, 20);
+    dspark_session *s = drafting_empty(p);
+    drafting_append(&t, s, d, 0, 20);
     must(dspark_session_save(s, path, &err));
     dspark_session_close(s);
-    q = drafts_pool(&wide, DSPARK_CACHE_FP8_E4M3, 16, 8, 1);
+    q = drafting_pool(&wide, DSPARK_CACHE_FP8_E4M3, 16, 1, 8);
     load_refused(q, path, DSPARK_EMODEL);
     dspark_pool_free(q);
-    q = drafts_pool(&theta, DSPARK_CACHE_FP8_E4M3, 16, 8, 1);
+    q = drafting_pool(&theta, DSPARK_CACHE_FP8_E4M3, 16, 1, 8);
     load_refused(q, path, DSPARK_EMODEL);
     dspark_pool_free(q);
-    q = drafts_pool(&t, DSPARK_CACHE_FP8_E5M2, 16, 8, 1); /* same bytes, other numbers */
+    q = drafting_pool(&t, DSPARK_CACHE_FP8_E5M2, 16, 1, 8); /* same bytes, other numbers */
     load_refused(q, path, DSPARK_EMODEL);
     dspark_pool_free(q);
-    q = drafts_pool(&t, DSPARK_CACHE_FP8_E4M3, 16, 1, 1);
+    q = drafting_pool(&t, DSPARK_CACHE_FP8_E4M3, 16, 1, 1);
     load_refused(q, path, DSPARK_ENOSPACE);
     dspark_pool_free(q);
     for (size_t l = 0; l < DSPARK_MAX_LAYERS; l++) scales[l] = 1;
-    scales[t.c->n_layers - 1] = nextafterf(1, 2);
+    scales[t.config->n_layers - 1] = nextafterf(1, 2);
     dspark_pool_opts_init(&o);
     o.dtype = DSPARK_CACHE_FP8_E4M3;
     o.n_blocks = 8;
@@ -105,28 +105,28 @@ static void test_foreign_snapshots(void **state)
     load_refused(q, path, DSPARK_EMODEL);
     dspark_pool_free(q);
     load_refused(p, tmpdir_path(t.dir, "none.st"), DSPARK_EIO);
-    refused(dspark_session_save(s = drafts_session(p), tmpdir_path(t.dir, "no/such/folder.st"), &err),
+    refused(dspark_session_save(s = drafting_empty(p), tmpdir_path(t.dir, "no/such/folder.st"), &err),
             DSPARK_EOUTPUT);
     dspark_session_close(s);
     dspark_pool_free(p);
     dspark_drafter_free(d);
-    drafts_close(&theta);
-    drafts_close(&wide);
-    drafts_close(&t);
+    drafting_close(&theta);
+    drafting_close(&wide);
+    drafting_close(&t);
 }
 
 /* Every length that the file could be cut to near its parts, and every byte of the header changed:
  * never a crash, and never a session with other than the file's bytes. */
 static void test_broken_snapshots(void **state)
 {
-    drafts t;
+    drafting t;
     (void)state;
-    drafts_open(&t, NULL, 0);
-    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
-    dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 1);
+    drafting_open(&t, NULL, 0);
+    dspark_drafter *d = drafting_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    dspark_pool *p = drafting_pool(&t, DSPARK_CACHE_BF16, 16, 1, 8);
     const char *path = tmpdir_path(t.dir, "session.st"), *bad = tmpdir_path(t.dir, "bad.st");
-    dspark_session *s = drafts_session(p);
-    drafts_append(&t, s, d, 0, 5);
+    dspark_session *s = drafting_empty(p);
+    drafting_append(&t, s, d, 0, 5);
     must(dspark_session_save(s, path, &err));
     dspark_session_close(s);
     FILE *f = fopen(path, "rb");
@@ -135,7 +135,7 @@ static void test_broken_snapshots(void **state)
     const size_t n = fread(bytes, 1, sizeof bytes, f);
     fclose(f);
     assert_true(n > 100 && n < sizeof bytes);
-    const size_t data = 5 * p->entry_bytes * t.c->n_layers, header = n - data;
+    const size_t data = 5 * p->entry_bytes * t.config->n_layers, header = n - data;
     size_t n_refused = 0;
     for (size_t cut = 0; cut < n; cut += cut < 16 || cut > n - 16 ? 1 : 97) {
         tmpdir_write(bad, bytes, cut);
@@ -149,7 +149,7 @@ static void test_broken_snapshots(void **state)
         s = NULL;
         if (dspark_session_load(&s, p, bad, &err) == DSPARK_OK) dspark_session_close(s);
         else n_refused++;
-        assert_int_equal(drafts_free_blocks(p), 8);
+        assert_int_equal(drafting_free_blocks(p), 8);
         assert_int_equal(dspark_pool_get_info(p).open_sessions, 0);
         bytes[i] ^= 1;
     }
@@ -165,21 +165,21 @@ static void test_broken_snapshots(void **state)
     load_refused(p, bad, DSPARK_ENONFINITE);
     dspark_pool_free(p);
     dspark_drafter_free(d);
-    drafts_close(&t);
+    drafting_close(&t);
 }
 
 static void test_oom_snapshot(void **state)
 {
-    drafts t;
+    drafting t;
     size_t n;
     (void)state;
     if (!oom_available()) skip();
-    drafts_open(&t, NULL, 0);
-    dspark_drafter *d = drafts_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
-    dspark_pool *p = drafts_pool(&t, DSPARK_CACHE_BF16, 16, 8, 2);
+    drafting_open(&t, NULL, 0);
+    dspark_drafter *d = drafting_drafter(&t, DSPARK_ISA_AUTO, 1, 1);
+    dspark_pool *p = drafting_pool(&t, DSPARK_CACHE_BF16, 16, 2, 8);
     const char *path = tmpdir_path(t.dir, "session.st");
-    dspark_session *s = drafts_session(p), *again = NULL;
-    drafts_append(&t, s, d, 0, 20);
+    dspark_session *s = drafting_empty(p), *again = NULL;
+    drafting_append(&t, s, d, 0, 20);
     const size_t entries = tmpdir_count(t.dir);
     for (n = 1;; n++) {
         oom_fail_nth(n);
@@ -197,14 +197,14 @@ static void test_oom_snapshot(void **state)
         if (st == DSPARK_OK) break;
         refused(st, DSPARK_ENOMEM);
         assert_null(again);
-        assert_int_equal(drafts_free_blocks(p), 6);
+        assert_int_equal(drafting_free_blocks(p), 6);
         assert_int_equal(dspark_pool_get_info(p).open_sessions, 1);
     }
     assert_true(n > 2);
-    drafts_expect_fresh(&t, again, d, 20);
+    drafting_expect_fresh(&t, again, d, 20);
     dspark_pool_free(p);
     dspark_drafter_free(d);
-    drafts_close(&t);
+    drafting_close(&t);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* The fixture of the drafting tests. */
+/* The fixture of the drafting and session tests. */
 #include "support/drafting.h"
 
 #include <setjmp.h>
@@ -10,6 +10,8 @@
 
 #include "support/fixture.h"
 #include "support/tmpdir.h"
+
+#define PATTERN 0x5a
 
 static dspark_error err;
 
@@ -95,7 +97,7 @@ dspark_drafter *drafting_drafter(const drafting *d, dspark_isa isa, uint32_t thr
     o.isa = isa;
     o.n_threads = threads;
     o.max_sequences = max_sequences;
-    o.max_tokens = 32;
+    o.max_tokens = DRAFTING_MAX_TOKENS;
     check(dspark_drafter_create(&drafter, d->model, &o, &err), DSPARK_OK, &err);
     return drafter;
 }
@@ -118,7 +120,7 @@ void answer_open(answer *a, const drafting *d)
     a->bytes = n * (4 + 4 + 4 + d->vocab * (4 + 2 + 2) + d->h * 2);
     unsigned char *at = a->memory = malloc(a->bytes);
     assert_non_null(at);
-    memset(at, 0x5a, a->bytes);
+    memset(at, PATTERN, a->bytes);
     dspark_draft_output_init(&a->out);
     a->out.tokens = (int32_t *)(void *)at;
     a->out.confidence = (float *)(void *)(at + n * 4);
@@ -133,6 +135,28 @@ void answer_close(answer *a)
 {
     free(a->memory);
     memset(a, 0, sizeof *a);
+}
+
+answer *answer_new(const drafting *d)
+{
+    answer *a = malloc(sizeof *a);
+    assert_non_null(a);
+    answer_open(a, d);
+    return a;
+}
+
+void answer_free(answer *a)
+{
+    answer_close(a);
+    free(a);
+}
+
+int answer_untouched(const answer *a)
+{
+    const unsigned char *at = a->memory;
+    for (size_t i = 0; i < a->bytes; i++)
+        if (at[i] != PATTERN) return 0;
+    return 1;
 }
 
 static void same(const void *want, const void *got, size_t bytes, const char *what, const char *part)
@@ -154,6 +178,14 @@ void answer_equal(const answer *want, const answer *got, size_t k, const char *w
     same(w->probs, g->probs, k * want->vocab * 4, what, "probs");
     same(w->logits, g->logits, k * want->vocab * 2, what, "logits");
     same(w->base_logits, g->base_logits, k * want->vocab * 2, what, "base logits");
+}
+
+void answer_same(const answer *want, const answer *got)
+{
+    assert_int_equal(want->out.status, got->out.status);
+    assert_int_equal(want->out.n_tokens, got->out.n_tokens);
+    assert_int_equal(want->out.beyond_original, got->out.beyond_original);
+    if (want->out.status == DSPARK_OK) answer_equal(want, got, want->out.n_tokens, "a draft");
 }
 
 /* ---- sessions ---- */
@@ -183,16 +215,78 @@ void drafting_append(const drafting *d, dspark_session *s, dspark_drafter *draft
 dspark_session *drafting_session(const drafting *d, dspark_pool *pool, dspark_drafter *drafter,
                                  size_t first, size_t n)
 {
-    dspark_session *s = NULL;
-    check(dspark_session_open(&s, pool, &err), DSPARK_OK, &err);
+    dspark_session *s = drafting_empty(pool);
     drafting_append(d, s, drafter, first, n);
     return s;
 }
 
-void drafting_draft(dspark_session *s, dspark_drafter *drafter, int64_t anchor, answer *a)
+dspark_session *drafting_empty(dspark_pool *pool)
+{
+    dspark_session *s = NULL;
+    check(dspark_session_open(&s, pool, &err), DSPARK_OK, &err);
+    return s;
+}
+
+dspark_draft_input drafting_input(int64_t anchor)
 {
     dspark_draft_input in;
     dspark_draft_input_init(&in);
     in.anchor = anchor;
+    return in;
+}
+
+void drafting_draft(dspark_session *s, dspark_drafter *drafter, int64_t anchor, answer *a)
+{
+    dspark_draft_input in = drafting_input(anchor);
     check(dspark_session_draft(s, drafter, &in, &a->out, &err), DSPARK_OK, &err);
+}
+
+answer *drafting_answer(const drafting *d, dspark_session *s, dspark_drafter *drafter, int64_t anchor)
+{
+    answer *a = answer_new(d);
+    drafting_draft(s, drafter, anchor, a);
+    assert_int_equal(a->out.status, DSPARK_OK);
+    return a;
+}
+
+answer *drafting_raw(const drafting *d, dspark_drafter *drafter, dspark_cache_dtype dtype, size_t n,
+                     int64_t anchor)
+{
+    dspark_cache *cache = NULL;
+    int64_t *numbers = calloc(n + 1, sizeof *numbers);
+    dspark_batch b;
+    answer *a = answer_new(d);
+    dspark_draft_input in = drafting_input(anchor);
+    assert_non_null(numbers);
+    for (size_t i = 0; i < n; i++) numbers[i] = (int64_t)i;
+    check(dspark_cache_create(&cache, d->model, dtype, 16, n / 16 + 1, NULL, &err), DSPARK_OK, &err);
+    dspark_batch_init(&b);
+    b.n_tokens = n;
+    b.taps = d->taps;
+    b.positions = b.slots = numbers;
+    check(dspark_context_run(dspark_drafter_context(drafter), &b, dspark_cache_get_view(cache), NULL, &err),
+          DSPARK_OK, &err);
+    in.position = (int64_t)n;
+    in.n_context = n;
+    in.slots = numbers;
+    check(dspark_draft(drafter, dspark_cache_get_view(cache), &in, &a->out, 1, &err), DSPARK_OK, &err);
+    assert_int_equal(a->out.status, DSPARK_OK);
+    free(numbers);
+    dspark_cache_free(cache);
+    return a;
+}
+
+void drafting_expect_fresh(const drafting *d, dspark_session *s, dspark_drafter *drafter, size_t n)
+{
+    answer *got = drafting_answer(d, s, drafter, 5);
+    answer *want = drafting_raw(d, drafter, DSPARK_CACHE_BF16, n, 5);
+    assert_int_equal(dspark_session_length(s), n);
+    answer_same(want, got);
+    answer_free(got);
+    answer_free(want);
+}
+
+uint64_t drafting_free_blocks(dspark_pool *pool)
+{
+    return dspark_pool_get_info(pool).free_blocks;
 }
