@@ -239,7 +239,7 @@ static dspark_status measure_format(loader *l, const char *source, dspark_format
     for (i = 0; st == DSPARK_OK && i < bench_n_runs(l->args); i++)
         st = measure_run(l, i, format == DSPARK_FORMAT_NONE ? NULL : dspark_format_name(format), err);
     progress_end(&l->bar);
-    if (folder[0]) bench_remove_folder(folder);
+    if (folder[0]) tmp_folder_delete(folder);
     return st;
 }
 
