@@ -149,21 +149,27 @@ typedef struct finite_job {
     const dspark_batch *batch;
     const dspark__cache_map *map; /* NULL: all rows are active */
     size_t n;
+    size_t step; /* rows that a thread takes at a time: neighbours are one stream */
     atomic_size_t next, bad;
 } finite_job;
+
+static int row_is_good(const finite_job *job, size_t row)
+{
+    const dspark_config *c = &job->ctx->model->config;
+    return (job->map && !row_active(job->batch, job->map, row)) ||
+           job->ctx->kern.finite_bf16(input_row(job->batch, c, row), row_bytes(job->batch, c) / 2);
+}
 
 static void finite_task(void *arg, size_t worker)
 {
     finite_job *job = arg;
-    const dspark_context *ctx = job->ctx;
-    const dspark_config *c = &ctx->model->config;
-    const size_t n = row_bytes(job->batch, c) / 2;
     (void)worker;
-    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
-        if (job->map && !row_active(job->batch, job->map, i)) continue;
-        if (ctx->kern.finite_bf16(input_row(job->batch, c, i), n)) continue;
-        size_t seen = atomic_load(&job->bad);
-        while (i < seen && !atomic_compare_exchange_weak(&job->bad, &seen, i)) {
+    for (size_t first; (first = atomic_fetch_add(&job->next, job->step)) < job->n;) {
+        for (size_t i = first; i < job->n && i < first + job->step; i++) {
+            if (row_is_good(job, i)) continue;
+            size_t seen = atomic_load(&job->bad);
+            while (i < seen && !atomic_compare_exchange_weak(&job->bad, &seen, i)) {
+            }
         }
     }
 }
@@ -174,6 +180,7 @@ static dspark_status check_numbers(const dspark_context *ctx, const dspark_batch
                                    const dspark__cache_map *map, size_t n, dspark_error *err)
 {
     finite_job job = {.ctx = ctx, .batch = b, .map = map, .n = n};
+    job.step = 1 + n / (4 * (size_t)dspark__threads_count(ctx->threads));
     double work = (double)n * (double)row_bytes(b, &ctx->model->config) * CHECK_COST;
     atomic_init(&job.next, 0);
     atomic_init(&job.bad, n);
