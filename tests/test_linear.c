@@ -127,8 +127,9 @@ static void run_one(const fixture_linear *f, dspark__threads *t, uint32_t n_thre
 }
 
 /* On both sides of every switch: 8 and 16 rows (tiles), 48 (the order of panels and k), 128 (tiles of
- * rows that units are made of). */
-static const size_t counts[] = {1, 7, 8, 9, 12, 16, 17, 24, 25, 48, 49, 128, 129, MOST};
+ * rows that units are made of), and 16, 24 and 32 (parts of a tile), with parts that are short or, as at
+ * 200, beyond the last row. */
+static const size_t counts[] = {1, 7, 8, 9, 12, 16, 17, 24, 25, 31, 32, 33, 48, 49, 65, 128, 129, 200, MOST};
 enum { N_COUNTS = sizeof counts / sizeof counts[0] };
 
 static void any_threads_give_the_same_bits(void **state)
