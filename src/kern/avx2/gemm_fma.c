@@ -9,9 +9,10 @@
 #include "kern/fma_blocks.h"
 
 /* Tiles, as measured on Zen 4 from L1 (share of the register peak): 6 rows x 16 outputs 0.99, 5 x 16
- * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 spills and 4 x 16 has too few chains (0.89), so 4 rows are
- * 2 + 2. All need the mask of the odd halves as a memory operand: 16 registers hold 12 sums, 2 to 3
- * weights and a broadcast. Weights expanded to fp32 beforehand gain nothing over this.
+ * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 0.93 in assembly (compilers keep one of the 12 sums in memory,
+ * which makes it the slowest), and 4 x 16 has too few chains (0.89). All need the mask of the odd halves
+ * as a memory operand: 16 registers hold 12 sums, 2 to 3 weights and a broadcast. Weights expanded to
+ * fp32 beforehand gain nothing over this, nor do even halves that are loaded 2 bytes early and masked.
  *
  * Prefetch, likewise: up to FEW rows are about as fast as memory. There each piece is fetched into L1
  * one piece early, panel after panel; 3 and 4 rows also want it in L2 two pieces early, 1 and 2 lose
@@ -107,6 +108,59 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
             _mm256_store_ps(acc + i * DSPARK__PANEL + 8 * v, sum[i][v]);
 }
 
+/* One half of the pairs, of the odd or the even elements, times row `i` at `x` bytes. */
+#define ROW_OF_FOUR(i, x)                                                                          \
+    "vbroadcastss " x "(%[x]), %%ymm15\n\t"                                                        \
+    "vfmadd231ps %%ymm12, %%ymm15, %[s" i "0]\n\t"                                                 \
+    "vfmadd231ps %%ymm13, %%ymm15, %[s" i "1]\n\t"                                                 \
+    "vfmadd231ps %%ymm14, %%ymm15, %[s" i "2]\n\t"
+
+/* 4 rows x 24 outputs. The offsets of x are rows of 2 * STEP floats. */
+DSPARK__INLINE void multiply_four(float *acc, const piece *s, size_t first, fetching f)
+{
+    const uint16_t *w = s->w + 2 * first;
+    const float *x = s->x;
+    const char *far = s->far, *near = s->near;
+    __m256 sum[4][3];
+    _Static_assert(STEP == 64 && PAIR == 96, "the offsets");
+    acc += first;
+    DSPARK__UNROLL
+    for (size_t i = 0; i < 12; i++)
+        sum[i / 3][i % 3] = _mm256_load_ps(acc + i / 3 * DSPARK__PANEL + i % 3 * 8);
+    for (size_t todo = s->n_pairs; todo > 0; todo--, w += PAIR, x += 2) {
+        DSPARK__UNROLL
+        for (size_t line = 0; line < f.n_lines; line++, far += LINE, near += LINE) {
+            _mm_prefetch(far, _MM_HINT_T1);
+            _mm_prefetch(near, _MM_HINT_T0);
+        }
+        __asm__("vmovdqa (%[mask]), %%ymm12\n\t"
+                "vmovdqa (%[mask]), %%ymm13\n\t"
+                "vmovdqa (%[mask]), %%ymm14\n\t"
+                "vpand (%[w]), %%ymm12, %%ymm12\n\t"
+                "vpand 32(%[w]), %%ymm13, %%ymm13\n\t"
+                "vpand 64(%[w]), %%ymm14, %%ymm14\n\t"
+                ROW_OF_FOUR("0", "4") ROW_OF_FOUR("1", "516")
+                ROW_OF_FOUR("2", "1028") ROW_OF_FOUR("3", "1540")
+                "vmovdqa (%[w]), %%ymm12\n\t"
+                "vmovdqa 32(%[w]), %%ymm13\n\t"
+                "vmovdqa 64(%[w]), %%ymm14\n\t"
+                "vpslld $16, %%ymm12, %%ymm12\n\t"
+                "vpslld $16, %%ymm13, %%ymm13\n\t"
+                "vpslld $16, %%ymm14, %%ymm14\n\t"
+                ROW_OF_FOUR("0", "0") ROW_OF_FOUR("1", "512")
+                ROW_OF_FOUR("2", "1024") ROW_OF_FOUR("3", "1536")
+                : [s00] "+x"(sum[0][0]), [s01] "+x"(sum[0][1]), [s02] "+x"(sum[0][2]),
+                  [s10] "+x"(sum[1][0]), [s11] "+x"(sum[1][1]), [s12] "+x"(sum[1][2]),
+                  [s20] "+x"(sum[2][0]), [s21] "+x"(sum[2][1]), [s22] "+x"(sum[2][2]),
+                  [s30] "+x"(sum[3][0]), [s31] "+x"(sum[3][1]), [s32] "+x"(sum[3][2])
+                : [w] "r"(w), [x] "r"(x), [mask] "r"(HIGH_HALVES)
+                : "memory", "xmm12", "xmm13", "xmm14", "xmm15");
+    }
+    DSPARK__UNROLL
+    for (size_t i = 0; i < 12; i++)
+        _mm256_store_ps(acc + i / 3 * DSPARK__PANEL + i % 3 * 8, sum[i / 3][i % 3]);
+}
+
 /* A whole panel, 16 outputs at a time. */
 DSPARK__INLINE void multiply_thirds(float *acc, piece s, size_t n_rows, fetching f)
 {
@@ -116,12 +170,15 @@ DSPARK__INLINE void multiply_thirds(float *acc, piece s, size_t n_rows, fetching
     }
 }
 
-DSPARK__INLINE void multiply_halves(float *acc, piece s, fetching first, fetching second)
+/* 3 or 4 rows. */
+DSPARK__INLINE void multiply_halves(float *acc, piece s, size_t n_rows, fetching first, fetching second)
 {
-    multiply(acc, &s, 3, 0, 3, first);
+    if (n_rows == 4) multiply_four(acc, &s, 0, first);
+    else multiply(acc, &s, 3, 0, 3, first);
     s.far += first.n_lines * s.n_pairs * LINE;
     s.near += first.n_lines * s.n_pairs * LINE;
-    multiply(acc, &s, 3, 24, 3, second);
+    if (n_rows == 4) multiply_four(acc, &s, 24, second);
+    else multiply(acc, &s, 3, 24, 3, second);
 }
 
 #define NOTHING ((fetching){0, STEP, 0, 0})
@@ -135,7 +192,8 @@ DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
     switch (n_rows) {
     case 1: multiply(acc, s, 1, 0, 6, NOTHING); break;
     case 2: multiply(acc, s, 2, 0, 6, NOTHING); break;
-    case 3: multiply_halves(acc, *s, NOTHING, NOTHING); break;
+    case 3: multiply_halves(acc, *s, 3, NOTHING, NOTHING); break;
+    case 4: multiply_halves(acc, *s, 4, NOTHING, NOTHING); break;
     case 5: multiply_thirds(acc, *s, 5, NOTHING); break;
     default: multiply_thirds(acc, *s, 6, NOTHING); break;
     }
@@ -144,18 +202,11 @@ DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
 /* Up to FEW rows, and the whole piece fetched. */
 DSPARK__NOINLINE void multiply_few(float *acc, const piece *s, size_t n_rows)
 {
-    piece other = *s;
     switch (n_rows) {
     case 1: multiply(acc, s, 1, 0, 6, NEAR_LINES(3)); break;
     case 2: multiply(acc, s, 2, 0, 6, NEAR_LINES(3)); break;
-    case 3: multiply_halves(acc, *s, BOTH_LINES(2), BOTH_LINES(1)); break;
-    default:
-        multiply(acc, s, 2, 0, 6, BOTH_LINES(2));
-        other.x += 2 * 2 * STEP;
-        other.far += 2 * s->n_pairs * LINE;
-        other.near += 2 * s->n_pairs * LINE;
-        multiply(acc + 2 * DSPARK__PANEL, &other, 2, 0, 6, BOTH_LINES(1));
-        break;
+    case 3: multiply_halves(acc, *s, 3, BOTH_LINES(2), BOTH_LINES(1)); break;
+    default: multiply_halves(acc, *s, 4, BOTH_LINES(2), BOTH_LINES(1)); break;
     }
 }
 
@@ -173,11 +224,11 @@ DSPARK__NOINLINE void multiply_fetching(float *acc, const piece *s, size_t n_row
     }
 }
 
-/* Rows of the next tile: 1, 2, 3, 5 or 6. From 10 rows on all are 5 or 6, but for the end of 13 and 14;
+/* Rows of the next tile. From 10 rows on all are 5 or 6, but for the end of 13 and 14;
  * the tiles that fetch are. */
 static size_t next_tile(size_t n_left)
 {
-    static const unsigned char few[10] = {0, 1, 2, 3, 2, 5, 6, 5, 6, 6};
+    static const unsigned char few[10] = {0, 1, 2, 3, 4, 5, 6, 5, 6, 6};
     return n_left < 10 ? few[n_left] : tile_rows(n_left, TILE_ROWS);
 }
 
