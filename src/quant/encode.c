@@ -163,19 +163,22 @@ static void fill_values(dspark__encoder *e)
 static void encode_run(const dspark__encoder *e, const float *w, uint64_t col, uint64_t n, float s,
                        uint8_t *codes)
 {
+    enum { PASS = 64 };
+    uint32_t wide[PASS]; /* as wide as a weight: a compiler makes vectors of it */
     w += col;
     switch (e->format) {
     case DSPARK_FORMAT_NVFP4:
     case DSPARK_FORMAT_MXFP4:
-        codes += col / 2;
-        for (uint64_t i = 0; i < n / 2; i++)
-            codes[i] = (uint8_t)(e2m1_code(w[2 * i] / s) | e2m1_code(w[2 * i + 1] / s) << 4);
-        break;
     case DSPARK_FORMAT_INT4: /* words of 8 codes, low nibble first: on disk the same order of bytes */
         codes += col / 2;
-        for (uint64_t i = 0; i < n / 2; i++)
-            codes[i] = (uint8_t)((integer_code(w[2 * i] / s, -8, 7) + 8) |
-                                 (integer_code(w[2 * i + 1] / s, -8, 7) + 8) << 4);
+        for (uint64_t at = 0; at < n; at += PASS) {
+            const uint64_t m = n - at < PASS ? n - at : PASS;
+            if (e->format == DSPARK_FORMAT_INT4)
+                for (uint64_t i = 0; i < m; i++) wide[i] = (uint32_t)(integer_code(w[at + i] / s, -8, 7) + 8);
+            else
+                for (uint64_t i = 0; i < m; i++) wide[i] = e2m1_code(w[at + i] / s);
+            for (uint64_t i = 0; i < m; i += 2) codes[(at + i) / 2] = (uint8_t)(wide[i] | wide[i + 1] << 4);
+        }
         break;
     case DSPARK_FORMAT_INT8:
         codes += col;

@@ -204,11 +204,14 @@ static void dequantise(const dspark__module *m, const dspark__quant_rule *q, uin
     const uint8_t *w = (const uint8_t *)t->data + row * k;
     dspark__scale_map map = map_of(m, q, kind_of(m, q, rows, k), k);
     uint16_t table[256];
+    double values[256];
 
     dspark__codes_fp8(table, t->dtype);
-    for (uint64_t i = 0; i < k; i++) {
-        float scale = dspark__scale_at(map.tensor, dspark__scale_index(&map, row, i));
-        out[i] = (double)dspark__bf16_to_f32(table[w[i]]) * dspark__f32_exact(scale);
+    for (unsigned c = 0; c < 256; c++) values[c] = dspark__bf16_to_f32(table[c]);
+    for (uint64_t i = 0; i < k;) {
+        const uint64_t end = map.group && k - i > map.group ? i + map.group : k;
+        const double scale = dspark__f32_exact(dspark__scale_at(map.tensor, dspark__scale_index(&map, row, i)));
+        for (; i < end; i++) out[i] = values[w[i]] * scale;
     }
 }
 

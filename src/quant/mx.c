@@ -148,9 +148,9 @@ static void pack_mxfp4(const dspark__module *m, const dspark__packing *p,
 }
 
 /* Exactly, from bits: the power may be 2^-127. */
-static double product(uint16_t code, uint8_t scale)
+static double product(uint16_t code, double power)
 {
-    double w = (double)dspark__bf16_to_f32(code) * ldexp(1.0, (int)scale - 127);
+    double w = (double)dspark__bf16_to_f32(code) * power;
     return isfinite(w) && fabs(w) > FLT_MAX ? copysign(INFINITY, w) : w;
 }
 
@@ -164,7 +164,10 @@ static void dequantise_mxfp8(const dspark__module *m, const dspark__quant_rule *
     (void)q;
     (void)rows;
     dspark__codes_fp8(table, t->dtype);
-    for (uint64_t i = 0; i < k; i++) out[i] = product(table[w[i]], s[i / BLOCK]);
+    for (uint64_t b = 0; b < k; b += BLOCK) { /* k is a multiple of it */
+        const double power = ldexp(1.0, (int)s[b / BLOCK] - 127);
+        for (uint64_t i = b; i < b + BLOCK; i++) out[i] = product(table[w[i]], power);
+    }
 }
 
 static void dequantise_mxfp4(const dspark__module *m, const dspark__quant_rule *q, uint64_t row,
@@ -176,8 +179,10 @@ static void dequantise_mxfp4(const dspark__module *m, const dspark__quant_rule *
     (void)q;
     (void)rows;
     dspark__codes_e2m1(table);
-    for (uint64_t i = 0; i < k; i++)
-        out[i] = product(table[w[i / 2] >> 4 * (i % 2) & 15], s[i / BLOCK]);
+    for (uint64_t b = 0; b < k; b += BLOCK) {
+        const double power = ldexp(1.0, (int)s[b / BLOCK] - 127);
+        for (uint64_t i = b; i < b + BLOCK; i++) out[i] = product(table[w[i / 2] >> 4 * (i % 2) & 15], power);
+    }
 }
 
 const dspark__scheme dspark__scheme_mxfp8 = {

@@ -151,14 +151,19 @@ static void dequantise(const dspark__module *m, const dspark__quant_rule *q, uin
     const uint8_t *s = dspark__module_part(m, "weight_scale")->data;
     double global = dspark__f32_exact(multiplier(m));
     uint16_t table[256];
+    double values[16];
 
     (void)q;
     (void)rows;
     s += row * (k / BLOCK);
     dspark__codes_e2m1(table);
-    for (uint64_t i = 0; i < k; i++) {
-        double code = dspark__bf16_to_f32(table[w[i / 2] >> 4 * (i % 2) & 15]);
-        out[i] = code * (double)dspark__e4m3_to_f32(s[i / BLOCK]) * global;
+    for (unsigned c = 0; c < 16; c++) values[c] = dspark__bf16_to_f32(table[c]);
+    for (uint64_t i = 0; i < k; s++) { /* k is a multiple of BLOCK */
+        const double scale = dspark__e4m3_to_f32(*s);
+        for (const uint64_t end = i + BLOCK; i < end; i += 2) {
+            out[i] = values[w[i / 2] & 15] * scale * global;
+            out[i + 1] = values[w[i / 2] >> 4] * scale * global;
+        }
     }
 }
 

@@ -121,15 +121,6 @@ float dspark__scale_at(const dspark_tensor *t, uint64_t i)
     }
 }
 
-double dspark__f32_exact(float f)
-{
-    uint32_t u = dspark__f32_bits(f);
-
-    if ((u >> 23 & 255u) != 0 || (u & 0x7fffffffu) == 0) return f;
-    double magnitude = (double)(u & 0x7fffffu) * 0x1p-149;
-    return u >> 31 ? -magnitude : magnitude;
-}
-
 dspark_status dspark__scales_check(const dspark_tensor *t, int positive, int allow_e8m0,
                                    dspark_error *err)
 {

@@ -4,6 +4,7 @@
 #ifndef DSPARK_QUANT_PARTS_H
 #define DSPARK_QUANT_PARTS_H
 
+#include "base/numfmt.h"
 #include "base/status.h"
 #include "quant/scheme.h"
 
@@ -42,7 +43,13 @@ int dspark__part_grid(const dspark_tensor *t, uint64_t *rows, uint64_t *cols);
 /* BF16, F16 and F32 as fp32, exactly; E8M0 as its power of two. */
 float dspark__scale_at(const dspark_tensor *t, uint64_t i);
 /* The same number as a double, whatever the thread does to subnormals. */
-double dspark__f32_exact(float f);
+static inline double dspark__f32_exact(float f)
+{
+    uint32_t u = dspark__f32_bits(f);
+    if ((u >> 23 & 255u) != 0 || (u & 0x7fffffffu) == 0) return f;
+    double magnitude = (double)(u & 0x7fffffu) * 0x1p-149;
+    return u >> 31 ? -magnitude : magnitude;
+}
 
 /* dtype BF16, F16 or F32 (or E8M0 when allowed), every value finite and >= 0, or > 0 when
  * `positive`. */
