@@ -11,6 +11,7 @@
 #include "compare_files.h"
 #include "compare_vllm.h"
 #include "dump.h"
+#include "open_model.h"
 #include "out.h"
 #include "progress.h"
 
@@ -103,19 +104,11 @@ static dspark_status open_inputs(compare_job *job, dspark_error *err)
     const compare_args *a = job->args;
     dspark_model_opts opts;
     dspark_status st;
-    progress bar;
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_CONTEXT | DSPARK_PART_Q_A;
     opts.n_threads = (uint32_t)a->n_threads;
-    opts.progress = progress_update;
-    opts.progress_user = &bar;
-    progress_start(&bar, "packing", PROGRESS_BYTES);
-    st = dspark_model_open(&job->model, a->checkpoint, &opts, err);
-    progress_end(&bar);
-    if (st != DSPARK_OK) {
-        out_add_path(err, a->checkpoint);
-        return st;
-    }
+    st = open_model(&job->model, a->checkpoint, &opts, "packing", err);
+    if (st != DSPARK_OK) return st;
     job->config = dspark_model_config(job->model);
     job->entry_width = dspark_model_entry_width(job->model);
     if (a->taps)

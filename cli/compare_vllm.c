@@ -10,8 +10,8 @@
 
 #include "compare_error.h"
 #include "numbers.h"
+#include "open_model.h"
 #include "out.h"
-#include "progress.h"
 
 /* Rows in a call, so that Ctrl-C is heard. */
 #define PIECE_ROWS 256
@@ -47,23 +47,15 @@ static void measure_part(vllm_part *out, const unsigned char *exact, const unsig
     out->rms_ratio = exact_squares > 0 ? sqrt(other_squares / exact_squares) : (double)NAN;
 }
 
-static dspark_status open_model(dspark_model **model, const compare_vllm_rows *rows,
-                                dspark_error *err)
+static dspark_status open_merged(dspark_model **model, const compare_vllm_rows *rows,
+                                 dspark_error *err)
 {
     dspark_model_opts opts;
-    dspark_status st;
-    progress bar;
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_CONTEXT;
     opts.n_threads = rows->n_threads;
     opts.vllm_compat = 1;
-    opts.progress = progress_update;
-    opts.progress_user = &bar;
-    progress_start(&bar, "packing as vLLM", PROGRESS_BYTES);
-    st = dspark_model_open(model, rows->checkpoint, &opts, err);
-    progress_end(&bar);
-    if (st != DSPARK_OK) out_add_path(err, rows->checkpoint);
-    return st;
+    return open_model(model, rows->checkpoint, &opts, "packing as vLLM", err);
 }
 
 static dspark_status run_rows(dspark_context *context, const compare_vllm_rows *rows, size_t h,
@@ -98,7 +90,7 @@ dspark_status compare_vllm_run(compare_vllm *out, const compare_vllm_rows *rows,
     uint32_t l;
     memset(out, 0, sizeof *out);
     if (rows->n < most) most = rows->n;
-    if ((st = open_model(&model, rows, err)) != DSPARK_OK) goto done;
+    if ((st = open_merged(&model, rows, err)) != DSPARK_OK) goto done;
     config = dspark_model_config(model);
     dspark_context_opts_init(&opts);
     opts.isa = rows->isa;

@@ -11,6 +11,7 @@
 #include "args.h"
 #include "commands.h"
 #include "dump.h"
+#include "open_model.h"
 #include "out.h"
 #include "outputs.h"
 #include "progress.h"
@@ -141,26 +142,18 @@ static int check_swapped(const args_command *command, const context_args *a)
                          "look swapped", a->checkpoint);
 }
 
-static dspark_status open_model(context_job *job, dspark_error *err)
+static dspark_status open_context(context_job *job, dspark_error *err)
 {
     dspark_model_opts opts;
     dspark_status st;
-    progress bar;
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_CONTEXT;
     if (job->args->path == DSPARK_PATH_FULL) opts.parts |= DSPARK_PART_Q_A;
     opts.n_threads = (uint32_t)job->args->n_threads;
     opts.vllm_compat = job->args->vllm_compat;
     opts.prepacked = job->args->prepacked;
-    opts.progress = progress_update;
-    opts.progress_user = &bar;
-    progress_start(&bar, "packing", PROGRESS_BYTES);
-    st = dspark_model_open(&job->model, job->args->checkpoint, &opts, err);
-    progress_end(&bar);
-    if (st == DSPARK_OK)
-        job->config = dspark_model_config(job->model);
-    else
-        out_add_path(err, job->args->checkpoint);
+    st = open_model(&job->model, job->args->checkpoint, &opts, "packing", err);
+    if (st == DSPARK_OK) job->config = dspark_model_config(job->model);
     return st;
 }
 
@@ -615,7 +608,7 @@ static int run_job(const args_command *command, const context_args *a)
     int code;
     memset(&job, 0, sizeof job);
     job.args = a;
-    st = open_model(&job, &err);
+    st = open_context(&job, &err);
     if (st != DSPARK_OK) goto fail;
     code = read_scales(command, &job);
     if (code != ARGS_RUN) goto done;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "open_model.h"
 #include "out.h"
 #include "progress.h"
 
@@ -69,24 +70,16 @@ int drafting_check(const args_command *command, const drafting_args *a)
     return ARGS_RUN;
 }
 
-static dspark_status open_model(drafting *d, dspark_error *err)
+static dspark_status open_block(drafting *d, dspark_error *err)
 {
     const drafting_args *a = d->args;
     dspark_model_opts opts;
-    dspark_status st;
-    progress bar;
     dspark_model_opts_init(&opts);
     opts.parts = DSPARK_PART_BLOCK;
     opts.target = a->target;
     opts.prepacked = a->prepacked;
     opts.n_threads = (uint32_t)a->n_threads;
-    opts.progress = progress_update;
-    opts.progress_user = &bar;
-    progress_start(&bar, "packing", PROGRESS_BYTES);
-    st = dspark_model_open(&d->model, a->checkpoint, &opts, err);
-    progress_end(&bar);
-    if (st != DSPARK_OK) out_add_checkpoint(err, a->checkpoint, a->target);
-    return st;
+    return open_model(&d->model, a->checkpoint, &opts, "packing", err);
 }
 
 dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting *shared,
@@ -100,7 +93,7 @@ dspark_status drafting_open(drafting *d, const drafting_args *a, const drafting 
     d->shared = shared != NULL;
     if (shared)
         d->model = shared->model;
-    else if ((st = open_model(d, err)) != DSPARK_OK)
+    else if ((st = open_block(d, err)) != DSPARK_OK)
         return st;
     d->config = dspark_model_config(d->model);
     if (a->n_draft > d->config->block_size)

@@ -11,8 +11,8 @@
 
 #include "dump.h"
 #include "numbers.h"
+#include "open_model.h"
 #include "out.h"
-#include "progress.h"
 
 typedef struct sample {
     dump rows;
@@ -165,21 +165,13 @@ static dspark_status measure(sample *s, error_stats parts[][2], const char *path
     dspark_context_opts opts;
     dspark_batch batch;
     dspark_status st;
-    progress bar;
     uint32_t l;
     dspark_model_opts_init(&model_opts);
     model_opts.parts = s->draft ? DSPARK_PART_BLOCK : DSPARK_PART_CONTEXT;
     model_opts.target = s->draft ? s->target : NULL;
     model_opts.n_threads = n_threads;
-    model_opts.progress = progress_update;
-    model_opts.progress_user = &bar;
-    progress_start(&bar, "comparing", PROGRESS_BYTES);
-    st = dspark_model_open(&model, path, &model_opts, err);
-    progress_end(&bar);
-    if (st != DSPARK_OK) {
-        out_add_checkpoint(err, path, model_opts.target);
-        return st;
-    }
+    st = open_model(&model, path, &model_opts, "comparing", err);
+    if (st != DSPARK_OK) return st;
     if (is_source && (st = make_sample(s, model, err)) != DSPARK_OK) goto done;
     dspark_context_opts_init(&opts);
     opts.n_threads = n_threads;

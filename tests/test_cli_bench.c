@@ -12,25 +12,12 @@
 #include <jansson.h>
 
 #include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
-#include "support/run_cli.h"
-
-#define assert_has(text, part) \
-    do { \
-        if (!strstr(text, part)) print_error("'%s' is not in:\n%s\n", part, text); \
-        assert_non_null(strstr(text, part)); \
-    } while (0)
+#include "support/cli_said.h"
 
 static int make_tiny(void **state)
 {
     (void)state;
     return run_cli("synth tiny --preset tiny").code;
-}
-
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
 }
 
 static char *read_in_folder(const char *name)
@@ -606,5 +593,5 @@ int main(void)
         cmocka_unit_test(test_formats), cmocka_unit_test(test_draft), cmocka_unit_test(test_linear_and_attention),
         cmocka_unit_test(test_load), cmocka_unit_test(test_load_prepacked), cmocka_unit_test(test_growth),
     };
-    return cmocka_run_group_tests(tests, make_tiny, remove_all);
+    return cmocka_run_group_tests(tests, make_tiny, remove_folder);
 }

@@ -14,9 +14,9 @@
 #include <jansson.h>
 
 #include "dspark/dspark.h"
+#include "support/cli_said.h"
 #include "support/fake.h"
 #include "support/fixture.h"
-#include "support/run_cli.h"
 #include "support/stfile.h"
 #include "support/tmpdir.h"
 
@@ -377,13 +377,6 @@ static int make_inputs(void **state)
     return run_cli("synth tiny --preset tiny").code;
 }
 
-static int remove_all(void **state)
-{
-    (void)state;
-    cli_cleanup();
-    return 0;
-}
-
 /* ---- dumps ---- */
 
 static void write_states(const char *path, const char *shape, size_t n_positions)
@@ -453,5 +446,5 @@ int main(void)
         cmocka_unit_test(a_quantised_config_over_plain_tensors),
         cmocka_unit_test(dumps_of_another_target),
     };
-    return cmocka_run_group_tests(tests, make_inputs, remove_all);
+    return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

@@ -18,15 +18,12 @@
 
 #include "dspark/dspark.h"
 #include "support/cli_said.h"
+#include "support/fixture.h"
 #include "support/tmpdir.h"
 
 static dspark_error err;
 
-#define must(call) \
-    do { \
-        if ((call) != DSPARK_OK) \
-            fail_msg("%s: %s: %s: %s", #call, dspark_status_name(err.code), err.where, err.message); \
-    } while (0)
+#define must(call) check((call), DSPARK_OK, &err)
 
 static int exists(const char *path)
 {

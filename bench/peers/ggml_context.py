@@ -17,11 +17,9 @@ BUILD_SHARED_LIBS and name libggml.so, or let GGML_LIBRARY name it).
 import argparse
 import ctypes as C
 import os
-import statistics
 import sys
 
-from side_by_side import (SLOTS, Dspark, add_arguments, import_numpy, measure, parse, rows_of, skip, to_bf16,
-                          write_csv)
+from side_by_side import SLOTS, Dspark, Table, add_arguments, import_numpy, measure, parse, skip, to_bf16
 
 TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30, "mxfp4": 39, "nvfp4": 40}  # enum ggml_type
 F32 = 0
@@ -129,7 +127,8 @@ def main():
     print(f"[n, {hidden}] x [{hidden}, {n_out}] of {a.type} ({n_bytes / 1e6:.1f} MB) by ggml {ggml.version}; "
           f"libdspark {ours.version}, {ours.isa}, its one pass; {a.threads} threads, cold weights, medians of {a.reps}")
 
-    buffer, rows = np.zeros(a.flush_mb << 17), []
+    buffer = np.zeros(a.flush_mb << 17)
+    table = Table(a.threads, {"ggml / onepass": lambda m: m["ggml"] / m["dspark onepass"]})
     taps, state = np.zeros(ours.tap_values, np.uint16), np.zeros(hidden, np.uint16)
     awake, _ = ggml.product(other, np.ones((1, hidden), np.float32), n_out)
     wake = {"ggml": lambda: run(awake),
@@ -148,14 +147,8 @@ def main():
                       "dspark onepass": lambda: ours.run("onepass", n, states.ctypes.data, positions.ctypes.data,
                                                          slots.ctypes.data)}
         times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
-        medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
-        rows += rows_of(times, n, a.threads)
-        if n == sizes[0]:
-            print(f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians) + f"{'ggml / onepass':>18}")
-        print(f"{n:>5}" + "".join(f"{v:>20.3f}" for v in medians.values()) +
-              f"{medians['ggml'] / medians['dspark onepass']:>17.2f}x", flush=True)
-    if a.csv:
-        write_csv(a.csv, rows)
+        table.add(n, times)
+    table.write(a.csv)
 
 
 if __name__ == "__main__":

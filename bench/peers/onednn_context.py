@@ -16,11 +16,9 @@ import argparse
 import ctypes as C
 import glob
 import os
-import statistics
 import sys
 
-from side_by_side import (SLOTS, Dspark, add_arguments, import_numpy, measure, parse, rows_of, skip, to_bf16,
-                          write_csv)
+from side_by_side import SLOTS, Dspark, Table, add_arguments, import_numpy, measure, parse, skip, to_bf16
 
 BF16, QUERY_WEIGHTS_MD = 2, 131  # of dnnl_types.h
 ARG_SRC, ARG_DST, ARG_WEIGHTS = 1, 17, 33
@@ -165,6 +163,10 @@ def wakers(dnn, torch, ours, rng, n_out):
     return wake
 
 
+def best_over_onepass(medians):
+    return min(v for k, v in medians.items() if k != "dspark onepass") / medians["dspark onepass"]
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("checkpoint", help="K3-shaped checkpoint (context-only is enough)")
@@ -188,7 +190,8 @@ def main():
           f"its one pass; {a.threads} threads, cold weights, medians of {a.reps}")
 
     rng = np.random.default_rng(3)
-    weights, buffer, rows = random_weights(rng, n_out, hidden), np.zeros(a.flush_mb << 17), []
+    weights, buffer = random_weights(rng, n_out, hidden), np.zeros(a.flush_mb << 17)
+    table = Table(a.threads, {"best GEMM / onepass": best_over_onepass})
     wake = wakers(dnn, torch, ours, rng, n_out)
     for n in sizes:
         x = to_bf16(rng.standard_normal((n, hidden), dtype=np.float32))
@@ -196,15 +199,8 @@ def main():
         slots = rng.permutation(SLOTS)[:n].astype(np.int64)
         contenders = contenders_of(dnn, torch, ours, x, weights, positions, slots)
         times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
-        medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
-        base = medians["dspark onepass"]
-        rows += rows_of(times, n, a.threads)
-        if n == sizes[0]:
-            print(f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians) + f"{'best GEMM / onepass':>22}")
-        best = min(v for k, v in medians.items() if k != "dspark onepass")
-        print(f"{n:>5}" + "".join(f"{v:>20.3f}" for v in medians.values()) + f"{best / base:>21.2f}x", flush=True)
-    if a.csv:
-        write_csv(a.csv, rows)
+        table.add(n, times)
+    table.write(a.csv)
 
 
 if __name__ == "__main__":

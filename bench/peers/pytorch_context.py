@@ -17,10 +17,9 @@ import argparse
 import json
 import math
 import os
-import statistics
 import sys
 
-from side_by_side import SLOTS, Dspark, add_arguments, measure, parse, rows_of, skip, write_csv
+from side_by_side import SLOTS, Dspark, Table, add_arguments, measure, parse, skip
 
 
 def import_torch():
@@ -205,7 +204,8 @@ def main():
           f"{'cold weights (%d MB streamed before each call)' % a.flush_mb if a.flush_mb else 'warm weights'}, "
           f"median of {a.reps}" + (f"; libdspark {ours.version}, {ours.isa}" if ours else ""))
     g = torch.Generator().manual_seed(2)
-    rows = []
+    table = Table(a.threads, {"torch full/onepass": lambda m: m["torch full"] / m["dspark onepass"],
+                              "torch 2880/onepass": lambda m: m["torch 2880"] / m["dspark onepass"]})
     flush = Flush(a.flush_mb)
     for n in sizes:
         x = torch.randn(n, shapes.hidden, generator=g).bfloat16()
@@ -215,18 +215,8 @@ def main():
             worst = check(peer, ours, x, positions, slots)
             print(f"n = {n}: same entries on both sides (largest relative difference {worst:.2g})", file=sys.stderr)
         times = measure(contenders, (x, positions, slots), a.reps, flush, a.settle_ms / 1e3, wake)
-        medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
-        base = medians.get("dspark onepass")
-        rows += rows_of(times, n, a.threads)
-        if n == sizes[0]:
-            head = f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians)
-            print(head + (f"{'torch full/onepass':>20}{'torch 2880/onepass':>20}" if base else ""))
-        line = f"{n:>5}" + "".join(f"{v:>20.3f}" for v in medians.values())
-        if base:
-            line += f"{medians['torch full'] / base:>19.2f}x{medians['torch 2880'] / base:>19.2f}x"
-        print(line, flush=True)
-    if a.csv:
-        write_csv(a.csv, rows)
+        table.add(n, times)
+    table.write(a.csv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every peer script needs: libdspark through ctypes, and contenders that take turns in one process.
+"""What every peer script needs: libdspark through ctypes, contenders that take turns in one process, their table.
 
 Rows are handed over as addresses, so that a script may keep them in PyTorch, NumPy or plain memory. Nothing here
 knows a peer.
@@ -195,18 +195,34 @@ def measure(contenders, args, reps, flush, settle, wake=None):
     return times
 
 
-def rows_of(times, n, threads):
-    """Rows for the CSV, one a contender (README.md has the columns)."""
-    medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
-    return [{"n": n, "threads": threads, "contender": k, "median_ms": f"{medians[k]:.4f}",
-             "p99_ms": f"{sorted(v)[math.ceil(0.99 * len(v)) - 1] * 1e3:.4f}",
-             "min_ms": f"{min(v) * 1e3:.4f}", "max_ms": f"{max(v) * 1e3:.4f}", "reps": len(v),
-             "times_onepass": f"{medians[k] / medians['dspark onepass']:.3f}" if "dspark onepass" in medians else ""}
-            for k, v in times.items()]
+class Table:
+    """A line for each n, printed when it is measured: the contenders' medians, then ratios of them. Keeps the CSV's
+    rows (README.md has the columns)."""
 
+    def __init__(self, threads, ratios):
+        """ratios: a title and a function of the medians by name; asked for where libdspark takes part."""
+        self.threads, self.ratios, self.rows = threads, ratios, []
 
-def write_csv(path, rows):
-    with open(path, "w", newline="", encoding="utf-8") as f:
-        w = csv.DictWriter(f, fieldnames=list(rows[0]))
-        w.writeheader()
-        w.writerows(rows)
+    def add(self, n, times):
+        medians = {k: statistics.median(v) * 1e3 for k, v in times.items()}
+        ours = medians.get("dspark onepass")
+        ratios = self.ratios if ours else {}
+        widths = {title: max(20, len(title) + 2) for title in ratios}
+        if not self.rows:
+            print(f"{'n':>5}" + "".join(f"{k + ' ms':>20}" for k in medians) +
+                  "".join(f"{title:>{widths[title]}}" for title in ratios))
+        print(f"{n:>5}" + "".join(f"{v:>20.3f}" for v in medians.values()) +
+              "".join(f"{ratio(medians):>{widths[title] - 1}.2f}x" for title, ratio in ratios.items()), flush=True)
+        self.rows += [{"n": n, "threads": self.threads, "contender": k, "median_ms": f"{medians[k]:.4f}",
+                       "p99_ms": f"{sorted(v)[math.ceil(0.99 * len(v)) - 1] * 1e3:.4f}",
+                       "min_ms": f"{min(v) * 1e3:.4f}", "max_ms": f"{max(v) * 1e3:.4f}", "reps": len(v),
+                       "times_onepass": f"{medians[k] / ours:.3f}" if ours else ""} for k, v in times.items()]
+
+    def write(self, path):
+        """As CSV; path may be None."""
+        if not path:
+            return
+        with open(path, "w", newline="", encoding="utf-8") as f:
+            w = csv.DictWriter(f, fieldnames=list(self.rows[0]))
+            w.writeheader()
+            w.writerows(self.rows)
