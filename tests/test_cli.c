@@ -111,6 +111,7 @@ static void test_usage_errors(void **state)
         {"bench --what draft --contexts 4k", {"'4k'", "numbers from 0"}},
         {"bench --what draft --tokens 1", {"--tokens goes with", "not with draft"}},
         {"bench --what attention --formats bf16", {"--formats goes with", "not with attention"}},
+        {"bench tiny --what load --formats bf16 --prepacked x", {"--prepacked", "no --formats"}},
         {"bench --what linear --cache-dtype bf16", {"--cache-dtype goes with", "not with linear"}},
         {"bench --contexts 4096", {"--contexts goes with --what draft", "not with context"}},
         {"bench --target x", {"--target goes with", "not with context"}},
