@@ -22,7 +22,7 @@ typedef struct dspark__linear {
     size_t out_stride; /* elements */
 } dspark__linear;
 
-/* Hears of rows [row, row + n) of a linear when all of their outputs are there, once for each tile, on the
+/* Hears of rows [row, row + n) of a linear when all of their outputs are there, once for each row, on the
  * thread that made the last of them. */
 typedef struct dspark__linear_listener {
     void (*finished)(void *user, uint32_t linear, size_t row, size_t n);

@@ -221,7 +221,7 @@ static fetch_queue next_block(const dspark__gemm_bf16 *g, size_t p, size_t pair,
 }
 
 /* Rows of `out` that will be written soon. They are in no cache, and stores that miss soon fill the store
- * queue, behind which the next tile waits. */
+ * queue, behind which the next panel waits; with many rows that is nothing. */
 static void expect_outputs(const dspark__gemm_bf16 *g, size_t p, size_t row, size_t n_rows)
 {
     for (size_t i = row; g->last && i < row + n_rows; i++) {
@@ -254,7 +254,7 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
         if (row > 0) queue.n_bytes = 0; /* rows before these have fetched it all */
         for (size_t i = 0, tile; i < n_rows; i += tile) {
             tile = tile_rows(n_rows - i, ROWS); /* equal ones: 9 rows are 5 + 4, not 8 + 1 */
-            if (pair + n == n_pairs) expect_outputs(g, p, row + i, tile);
+            if (n_rows <= GROUP && pair + n == n_pairs) expect_outputs(g, p, row + i, tile);
             run_tile(acc + i * DSPARK__PANEL, x + i * x_stride + pair * PAIR_BYTES, x_stride,
                      w + pair * PAIR_WEIGHTS, n, tile, i == 0 && n_rows <= GROUP ? 2 : 1,
                      &queue);
