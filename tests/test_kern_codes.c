@@ -536,7 +536,7 @@ static void test_dot_codes(void **state)
 {
     (void)state;
     static const size_t SIZES[] = {1, 2, 7, 8, 9, 16, 17, 24, 40, 131, 264, 391};
-    static const uint32_t BLOCKS[] = {8, 16, 32, 128};
+    static const uint32_t BLOCKS[] = {8, 16, 24, 32, 256};
     static const size_t GROUPS[] = {0, 8, 32, 48, 128};
     size_t turn = 0;
     for (int c = 0; c < N_CODES; c++) {
@@ -548,7 +548,8 @@ static void test_dot_codes(void **state)
                                                   scale == DSPARK__CODE_PLAIN ? 0 : BLOCKS[b], 0);
                 for (size_t s = 0; s < sizeof SIZES / sizeof *SIZES; s++)
                     for (size_t g = 0; g < sizeof GROUPS / sizeof *GROUPS; g++, turn++)
-                        check_dot(&f, SIZES[s], turn % (MOST_DOT_ROWS + 1), turn % (MOST_DOT_PANELS + 1),
+                        check_dot(&f, SIZES[s], turn % (MOST_DOT_ROWS + 1),
+                                  (turn + turn / 5) % (MOST_DOT_PANELS + 1),
                                   GROUPS[g], (int)(turn / 7 % 6), turn % 4);
             }
         }

@@ -111,7 +111,7 @@ typedef int (*dspark_progress)(void *user, uint64_t done, uint64_t total);
 typedef enum dspark_isa {
     DSPARK_ISA_AUTO = 0,       /* the best one this machine has */
     DSPARK_ISA_REF = 1,        /* plain C, the specification of every other level */
-    DSPARK_ISA_AVX2 = 2,       /* AVX2 + FMA */
+    DSPARK_ISA_AVX2 = 2,       /* AVX2 + FMA + F16C */
     DSPARK_ISA_AVX512 = 3,     /* AVX-512 F, BW, DQ, VL */
     DSPARK_ISA_AVX512BF16 = 4  /* the same + AVX512_BF16 */
 } dspark_isa;

@@ -418,10 +418,14 @@ static void multiply_fast(const dot_job *job, float *acc, size_t acc_rows, size_
             if (job->how == SUBTRACT || scaled) c.scales = scales;
             c.fetch = (const char *)c.codes + n * bytes; /* the next chunk, if there is one */
             if (d->k / GROUP_K - group > n) c.n_lines = bytes / LINE;
-            for (size_t r = group / block; scaled && r <= (group + n - 1) / block; r++)
-                prepare_row(scales + (r - group / block) * DSPARK__PANEL, job,
-                            r * block * GROUP_K > k0 ? rows + (r - 1) * DSPARK__PANEL : NULL,
-                            rows + r * DSPARK__PANEL);
+            /* The row that the sums are under: none, the one that goes on, or the one before. */
+            const uint8_t *under = NULL;
+            if (scaled && group * GROUP_K > k0) under = rows + (group - 1) / block * DSPARK__PANEL;
+            for (size_t r = group / block; scaled && r <= (group + n - 1) / block; r++) {
+                const uint8_t *row = rows + r * DSPARK__PANEL;
+                prepare_row(scales + (r - group / block) * DSPARK__PANEL, job, under, row);
+                under = row;
+            }
             run_chunk(job, acc + p * acc_rows * DSPARK__PANEL, c);
             if (scaled && job->how == NONE && group + n == end)
                 end_scales(acc + p * acc_rows * DSPARK__PANEL, rows + (end - 1) / block * DSPARK__PANEL,
