@@ -45,7 +45,7 @@ static dspark_status check_file(const pack_args *a, dspark_model_opts *opts, dsp
     dspark_model *model = NULL;
     dspark_status st = dspark_prepacked_parts(a->paths[1], &opts->parts, err);
     if (st != DSPARK_OK) return st;
-    if (a->target && opts->parts != DSPARK_PART_BLOCK)
+    if (a->target && !(opts->parts & DSPARK_PART_BLOCK))
         return out_set_error(err, DSPARK_EINVAL, "--target", "it is for an LM head, and the file holds context "
                              "KV only");
     opts->prepacked = a->paths[1];
@@ -78,7 +78,7 @@ static int run_job(const pack_args *a)
         return out_fail(st, &err);
     }
     (void)stat(a->paths[1], &info);
-    return print_report(a, part_choices[opts.parts != DSPARK_PART_BLOCK], (uint64_t)info.st_size);
+    return print_report(a, part_choices[!(opts.parts & DSPARK_PART_BLOCK)], (uint64_t)info.st_size);
 }
 
 /* Options that would be ignored are refused. Returns ARGS_RUN or an exit code. */

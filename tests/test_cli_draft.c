@@ -367,6 +367,32 @@ static void test_errors_name_the_culprit(void **state)
     assert_has(r.out, "whose name must end in .json");
 }
 
+/* A file with the target's LM head is checked with that head; one of context KV says so. */
+static void test_pack_check(void **state)
+{
+    static const char *const files[][2] = {{"all", "borrowed --target " TARGET}, {"context", "kv"}};
+    cli_result r;
+    size_t i;
+    (void)state;
+    assert_int_equal(run_cli("pack tiny borrowed --target " TARGET).code, 0);
+    assert_int_equal(run_cli("pack tiny kv --parts context").code, 0);
+    for (i = 0; i < 2; i++) {
+        json_t *doc;
+        r = run_cli("pack tiny %s --check --json", files[i][1]);
+        if (r.code) print_error("%s\n", r.err);
+        assert_int_equal(r.code, 0);
+        doc = said_json(&r);
+        assert_string_equal(said_text(doc, "parts"), files[i][0]);
+        assert_true(json_is_true(json_object_get(doc, "checked")));
+        json_decref(doc);
+    }
+    r = run_cli("pack tiny borrowed --target " TARGET " --check");
+    assert_has(r.out, "borrowed: all, ");
+    assert_has(r.out, "whole and made of tiny");
+    r = run_cli("pack tiny borrowed --check");
+    assert_int_equal(r.code, 3);
+}
+
 static void test_eval_journal_is_a_file(void **state)
 {
     cli_result r = run_cli(EVAL " --stride 3 --resume /dev/full"); /* reads for ever */
@@ -435,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_draft_refusals), cmocka_unit_test(test_eval_counts),
         cmocka_unit_test(test_eval_is_one_answer), cmocka_unit_test(test_eval_journal),
         cmocka_unit_test(test_eval_journal_is_a_file),
+        cmocka_unit_test(test_pack_check),
         cmocka_unit_test(test_eval_journal_digest),
         cmocka_unit_test(test_eval_journal_cut_header),
         cmocka_unit_test(test_eval_one_anchor),
