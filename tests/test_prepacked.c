@@ -260,6 +260,12 @@ static void test_parts(void **state)
     refuse(d.dir, &o, DSPARK_EINVAL, "not with a prepacked");
     o.vllm_compat = 0;
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_EINVAL, &err); /* out of itself */
+    o = opts_of(DSPARK_PART_Q_A, NULL, NULL); /* which comes with context, as every part */
+    check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err);
+    check(dspark_prepacked_parts(file, &parts, &err), DSPARK_OK, &err);
+    assert_int_equal(parts, DSPARK_PART_CONTEXT | DSPARK_PART_Q_A);
+    o = opts_of(DSPARK_PART_CONTEXT, NULL, file);
+    dspark_model_close(open_model(d.dir, &o));
     drafting_close(&d);
 }
 
@@ -436,6 +442,8 @@ static void test_whole(void **state)
     assert_int_equal(tmpdir_count(dir), 0);
     o.progress = NULL;
     check(dspark_prepack(d.dir, tmpdir_path(dir, "none/f"), &o, &err), DSPARK_EOUTPUT, &err);
+    /* what one leaves that is killed between link and rename */
+    tmpdir_write(tmpdir_path(dir, ".dspark-987654321-0.tmp"), "left", 4);
     check(dspark_prepack(d.dir, file, &o, &err), DSPARK_OK, &err);
     assert_int_equal(tmpdir_count(dir), 1);
     drafting_close(&d);

@@ -229,6 +229,16 @@ static void test_lying_heads(void **state)
         sign_head(&l);
         refused(g, DSPARK_EFORMAT, "does not end");
     }
+    const uint32_t parts[] = {0, 2, 4, 5, 6, 8, 9, 15, 0x80000001u, UINT32_MAX};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint32_t found = 0;
+        l = begin(g);
+        l.head.parts = parts[i];
+        sign_head(&l);
+        refused(g, DSPARK_EFORMAT, "the head names parts");
+        check(dspark_prepacked_parts(g->path, &found, &err), DSPARK_EFORMAT, &err);
+        assert_string_equal(err.where, g->path);
+    }
     l = begin(g);
     l.head.parts = 7; /* it holds the context's sections only, which is all that is asked for */
     sign_head(&l);
@@ -446,6 +456,48 @@ static void test_lying_bounds(void **state)
     free(w.g.work);
 }
 
+/* Fewer parts than there are: the sections behind them would be looked at by nobody. */
+static void test_lying_parts(void **state)
+{
+    whole w = {0};
+    dspark__prepacked_head head;
+    dspark_host_matrix lm_head;
+    dspark_model *m = NULL;
+    (void)state;
+    drafting_open(&w.d, NULL, 0);
+    snprintf(w.g.path, sizeof w.g.path, "%s.packed", w.d.dir);
+    dspark_model_opts o = whole_opts(&w, &lm_head);
+    check(dspark_prepack(w.d.dir, w.g.path, &o, &err), DSPARK_OK, &err);
+    read_file(&w.g);
+    section_of(&w, 0, &head);
+    assert_int_equal(head.parts, 7);
+    dspark_model_opts_init(&o);
+    o.prepacked = w.g.path;
+    for (uint32_t parts = 1; parts <= 3; parts += 2) {
+        memcpy(w.g.work, w.g.bytes, w.g.n);
+        head.parts = parts;
+        sign_whole(&w, &head, w.g.n);
+        o.parts = parts;
+        for (o.prepacked_verify = 0; o.prepacked_verify < 2; o.prepacked_verify++) {
+            check(dspark_model_open(&m, w.d.dir, &o, &err), DSPARK_EFORMAT, &err);
+            assert_null(m);
+            assert_string_equal(err.where, w.g.path);
+            assert_non_null(strstr(err.message, parts == 1 ? "(q_a, shard 0) belongs to none of the parts 0x1"
+                                                           : "belongs to none of the parts 0x3"));
+        }
+    }
+    head.parts = 7; /* the same sections, rightly named */
+    sign_whole(&w, &head, w.g.n);
+    for (uint32_t parts = 1; parts <= 3; parts += 2) {
+        o.parts = parts;
+        check(dspark_model_open(&m, w.d.dir, &o, &err), DSPARK_OK, &err);
+        dspark_model_close(m);
+    }
+    drafting_close(&w.d);
+    free(w.g.bytes);
+    free(w.g.work);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -455,7 +507,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lying_heads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lying_tables, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lying_packings, setup, teardown),
-        cmocka_unit_test(test_lying_bounds),
+        cmocka_unit_test(test_lying_bounds), cmocka_unit_test(test_lying_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,10 +57,11 @@ static dspark_status open_temporary(dspark__outfile *o, int unnamed, dspark_erro
     /* The rename would replace a device or a pipe by a file. */
     if (fstatat(o->folder, o->base, &info, 0) == 0 && !S_ISREG(info.st_mode))
         return dspark__fail(err, DSPARK_EINVAL, o->path, "exists and is not a regular file");
-    if (unnamed) open_unnamed(o);
-    if (o->fd >= 0) return DSPARK_OK;
+    /* Also for a file without a name: it has one between its link and its rename. */
     if (!dspark__stale_sweep_files(o->folder))
         return dspark__fail_output(err, o->path, "its folder cannot be looked through", ENOMEM);
+    if (unnamed) open_unnamed(o);
+    if (o->fd >= 0) return DSPARK_OK;
     for (unsigned i = 0; i < 1000; i++) {
         dspark__stale_file_name(o->temporary, sizeof o->temporary, i);
         o->fd = openat(o->folder, o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

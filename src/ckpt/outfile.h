@@ -16,8 +16,9 @@ typedef struct dspark__outfile {
 
 /* Hidden files that killed runs left in the folder are removed (stale.h).
  * Bytes go to a hidden file of the folder, or with `unnamed` (where the system can) to a file without a
- * name, of which even a killed process leaves nothing. Call abort also after a failure. DSPARK_EINVAL
- * when path does not name a file or something else than a regular file lies there, else DSPARK_EOUTPUT. */
+ * name, of which a killed process leaves nothing, unless it is killed between its link and its rename.
+ * Call abort also after a failure. DSPARK_EINVAL when path does not name a file or something else than a
+ * regular file lies there, else DSPARK_EOUTPUT. */
 dspark_status dspark__outfile_create(dspark__outfile *o, const char *path, int unnamed,
                                      dspark_error *err);
 dspark_status dspark__outfile_write(dspark__outfile *o, const void *data, size_t n, dspark_error *err);

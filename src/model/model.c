@@ -288,7 +288,7 @@ static dspark_status check_parts(dspark_model *m, const dspark_model_opts *opts,
     m->parts = opts->parts ? opts->parts : DSPARK_PART_CONTEXT;
     if (m->parts & ~known)
         return dspark__fail(err, DSPARK_EINVAL, "parts", "unknown bits in 0x%x", m->parts);
-    if (m->parts & DSPARK_PART_BLOCK) m->parts = known;
+    m->parts = m->parts & DSPARK_PART_BLOCK ? known : m->parts | DSPARK_PART_CONTEXT; /* always filled */
     return DSPARK_OK;
 }
 
@@ -350,6 +350,7 @@ dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
     f.threads = threads;
     if ((st = fill_context(&f, err)) != DSPARK_OK) goto fail;
     if ((m->parts & DSPARK_PART_BLOCK) && (st = fill_block(&f, err)) != DSPARK_OK) goto fail;
+    if (m->prepacked && (st = dspark__prepacked_end(m->prepacked, m->parts, err)) != DSPARK_OK) goto fail;
     dspark__threads_free(threads);
     dspark__config_free(doc);
     *out = m;

@@ -80,6 +80,10 @@ static dspark_status check_file(dspark__prepacked *p, dspark_error *err)
     dspark_status st = dspark__prepacked_decode(&p->head, p->map, p->path, err);
     if (st != DSPARK_OK) return st;
     const dspark__prepacked_head *h = &p->head;
+    if (h->parts != DSPARK_PART_CONTEXT && h->parts != (DSPARK_PART_CONTEXT | DSPARK_PART_Q_A) &&
+        h->parts != (DSPARK_PART_CONTEXT | DSPARK_PART_Q_A | DSPARK_PART_BLOCK))
+        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the head names parts 0x%x: expected 0x1, 0x3 or 0x7",
+                            h->parts);
     if (h->file_bytes != p->size)
         return dspark__fail(err, DSPARK_EFORMAT, p->path, "the file has %zu bytes, and its head says %llu: it was cut",
                             p->size, (unsigned long long)h->file_bytes);
@@ -161,6 +165,17 @@ dspark_status dspark__prepacked_match(const dspark__prepacked *p, uint32_t parts
                             "holds what %s needs, and what %s needs is asked for: pack it again with those parts",
                             name_parts(p->head.parts), name_parts(parts));
     return dspark__prepacked_same(p, "config.json", p->head.config, config, err);
+}
+
+dspark_status dspark__prepacked_end(const dspark__prepacked *p, uint32_t parts, dspark_error *err)
+{
+    dspark__section s;
+    if (parts != p->head.parts || p->next >= p->head.n_sections) return DSPARK_OK;
+    dspark_status st = section_at(p, p->next, &s, err);
+    if (st != DSPARK_OK) return st;
+    return dspark__fail(err, DSPARK_EFORMAT, p->path,
+                        "section %u (%s, shard %u) belongs to none of the parts 0x%x that the head names", p->next,
+                        s.name, s.shard, p->head.parts);
 }
 
 static const dspark__scheme *find_scheme(const char *name)

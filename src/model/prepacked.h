@@ -31,7 +31,7 @@
 #define DSPARK__SECTION_BOUND "bound"
 
 typedef struct dspark__prepacked_head {
-    uint32_t parts;
+    uint32_t parts;    /* DSPARK_PART_*: CONTEXT, that and Q_A, or all three */
     uint32_t n_sections;
     uint64_t file_bytes, table_offset;
     /* 32 hex digits each, or "" */
@@ -92,6 +92,9 @@ dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear
 /* The bounds of shard 0 of `ml`, which has just been taken, if the next section is theirs; else *out is empty. */
 dspark_status dspark__prepacked_take_bound(dspark__prepacked *p, const dspark__merged_linear *ml,
                                            dspark__markov_bound *out, int verify, dspark_error *err);
+
+/* All of `parts` has been taken: a file that holds them and no others must have no section left. */
+dspark_status dspark__prepacked_end(const dspark__prepacked *p, uint32_t parts, dspark_error *err);
 
 /* ---- writing: prepack.c ---- */
 
