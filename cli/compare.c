@@ -204,6 +204,7 @@ static void set_piece(const compare_job *job, dspark_batch *batch, uint64_t firs
     batch->states = NULL;
     batch->positions = job->positions + first;
     batch->slots = job->slots + first;
+    batch->first_row = (size_t)first;
 }
 
 /* fp64 of all rows, piece by piece: a piece comes layer by layer and goes to its place in each. */
@@ -258,7 +259,7 @@ static dspark_status run_piece(compare_job *job, const variant *v, dspark_contex
     if (st == DSPARK_OK && info.n_rows != batch.n_tokens)
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %zu are complete", info.n_rows,
                            batch.n_tokens);
-    return st == DSPARK_OK ? out_check_interrupt(err) : st;
+    return st == DSPARK_OK ? out_check_interrupt(err) : dump_blame(&job->rows, st, err);
 }
 
 static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err)

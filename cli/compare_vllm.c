@@ -70,6 +70,7 @@ static dspark_status run_rows(dspark_context *context, const compare_vllm_rows *
         batch.states = rows->states + first * h * 2;
         batch.positions = rows->positions + first;
         batch.slots = rows->slots + first;
+        batch.first_row = first;
         st = dspark_context_run(context, &batch, view, NULL, err);
         if (st == DSPARK_OK) st = out_check_interrupt(err);
     }

@@ -372,11 +372,16 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     batch.n_tokens = (size_t)n;
     batch.taps = rows->taps + (size_t)first * rows->stride;
     batch.taps_stride = rows->stride;
+    batch.positions = job->positions + first;
+    batch.slots = job->slots + first;
+    batch.first_row = (size_t)first;
     t0 = out_clock();
     st = dspark_context_states(job->context, &batch, job->states, err);
     t1 = out_clock();
     job->states_seconds += t1 - t0;
-    if (st != DSPARK_OK) return st;
+    /* An entry of a row before may overflow as well: the first is named, whatever the batch. */
+    if (st == DSPARK_ENONFINITE) (void)dspark_context_run(job->context, &batch, &job->view, NULL, err);
+    if (st != DSPARK_OK) return dump_blame(rows, st, err);
     for (i = 0; i < n; i++)
         row_digest_add(&job->states_digest, job->states + (size_t)i * state_bytes, state_bytes);
     if (job->states_writer) {
@@ -386,8 +391,6 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     batch.taps = NULL;
     batch.taps_stride = 0;
     batch.states = job->states;
-    batch.positions = job->positions + first;
-    batch.slots = job->slots + first;
     t0 = out_clock();
     st = dspark_context_run(job->context, &batch, &job->view, &info, err);
     job->cache_seconds += out_clock() - t0;
@@ -396,7 +399,7 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %" PRIu64 " are complete",
                            info.n_rows, n);
     if (st == DSPARK_OK) digest_entries(job, first, n);
-    return st;
+    return dump_blame(rows, st, err);
 }
 
 static dspark_status run_rows(context_job *job, dspark_error *err)

@@ -161,6 +161,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         }
         batch.n_tokens = (size_t)n;
         batch.taps = rows->taps + (size_t)first * rows->stride;
+        batch.first_row = (size_t)first;
         st = dspark_context_run(dspark_drafter_context(d->drafter), &batch, &d->view, NULL, err);
         d->context_seconds += out_clock() - t0;
         dump_forget_rows(rows, first, n);
@@ -169,7 +170,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         if (st == DSPARK_OK) st = out_check_interrupt(err);
     }
     if (bar_label) progress_end(&bar);
-    return st;
+    return dump_blame(rows, st, err);
 }
 
 void drafting_input(const drafting *d, const dump *rows, uint64_t row, dspark_draft_input *in)

@@ -318,6 +318,12 @@ void dump_forget_rows(const dump *d, uint64_t first, uint64_t n)
     if (d->states) dspark_checkpoint_drop(d->file, d->states, first * d->stride, n * d->stride);
 }
 
+dspark_status dump_blame(const dump *d, dspark_status st, dspark_error *err)
+{
+    if (st == DSPARK_ENONFINITE) out_add_path(err, d->path);
+    return st;
+}
+
 void dump_close(dump *d)
 {
     dspark_checkpoint_close(d->file);

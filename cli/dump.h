@@ -44,6 +44,8 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
                                 dspark_error *err);
 /* These rows have been used: their pages need not stay in memory. */
 void dump_forget_rows(const dump *d, uint64_t first, uint64_t n);
+/* What is not finite about rows of the dump is an error of its file. Returns st. */
+dspark_status dump_blame(const dump *d, dspark_status st, dspark_error *err);
 void dump_close(dump *d);
 
 /* What the taps look like, row by row: enough to see a dump whose taps were never filled, filled

@@ -295,6 +295,96 @@ static void test_positions(void **state)
     assert_has(r.err, "0 to 1048575");
 }
 
+/* ---- rows that overflow ---- */
+
+#define TARGET DSPARK_TEST_DATA "/golden-draft/target-64x97"
+
+/* A dump of `n` rows of `ground`, but for row b, and row a, which is below it. */
+static void write_spikes(const char *name, uint64_t n, uint16_t ground, uint64_t a, uint16_t value_a,
+                         uint64_t b, uint16_t value_b)
+{
+    const size_t row = (N_TAPS + 1) * TAP_WIDTH;
+    dspark_writer *w = NULL;
+    assert_int_equal(dspark_writer_create(&w, in_folder(name), NULL), DSPARK_OK);
+    declare(w, "token_ids", DSPARK_I64, 1, n, 0, 0);
+    declare(w, "hidden_states", DSPARK_BF16, 3, n, N_TAPS + 1, TAP_WIDTH);
+    for (uint64_t i = 0; i < n; i++) {
+        const int64_t id = 1;
+        assert_int_equal(dspark_writer_data(w, &id, 8, NULL), DSPARK_OK);
+    }
+    for (uint64_t i = 0; i < n * row; i++) {
+        const uint64_t r = i / row;
+        const uint16_t value = r == a ? value_a : r == b ? value_b : ground;
+        assert_int_equal(dspark_writer_data(w, &value, 2, NULL), DSPARK_OK);
+    }
+    assert_int_equal(dspark_writer_commit(w, NULL), DSPARK_OK);
+}
+
+/* What is wrong with a row of the dump is told of the dump's row, with the same words for every batch. */
+static void same_words(const char *checkpoint, const char *name, const char *says)
+{
+    static const char *const batches[] = {"512", "1", "10", "149", "1024"};
+    char first[800] = "";
+    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
+        cli_result r = run_cli("context %s --taps %s --out never.st --batch %s", checkpoint, name, batches[i]);
+        assert_int_equal(r.code, 3);
+        assert_has(r.err, name);
+        assert_has(r.err, says);
+        if (i == 0) snprintf(first, sizeof first, "%s", r.err);
+        assert_string_equal(r.err, first);
+        assert_false(folder_has("never.st"));
+    }
+}
+
+static void test_overflow(void **state)
+{
+    cli_result r;
+    (void)state;
+    write_spikes("huge.st", 600, 0x3f80, 577, 0x7f7f, 577, 0);
+    same_words("tiny", "huge.st", "row 577, layer 0 overflows");
+    r = run_cli("compare tiny --taps huge.st");
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "huge.st");
+    assert_has(r.err, "row 577, layer 0 overflows");
+    r = run_cli("draft tiny --taps huge.st --target " TARGET);
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "huge.st");
+    assert_has(r.err, "row 577, layer 0 overflows");
+}
+
+/* Weights of 1e20 behind the states: now an ordinary row overflows too, but only in its entries. Rows of
+ * zeros stay zeros. */
+static void test_overflow_of_two_kinds(void **state)
+{
+    dspark_checkpoint *c = NULL;
+    const dspark_tensor *t;
+    uint64_t at, data = 0;
+    char *bytes;
+    size_t n, i;
+    FILE *f;
+    (void)state;
+    assert_int_equal(run_cli("synth hot --preset tiny").code, 0);
+    assert_int_equal(dspark_checkpoint_open(&c, in_folder("hot"), NULL), DSPARK_OK);
+    for (i = 0; i < dspark_checkpoint_tensor_count(c); i++) data += dspark_checkpoint_tensor(c, i)->n_bytes;
+    t = dspark_checkpoint_find(c, "context_norm.weight");
+    assert_non_null(t);
+    bytes = read_whole_file(in_folder("hot/model.safetensors"), &n);
+    assert_non_null(bytes);
+    at = n - data + (uint64_t)((const char *)t->data - (const char *)dspark_checkpoint_tensor(c, 0)->data);
+    assert_memory_equal(bytes + at, t->data, t->n_bytes);
+    for (i = 0; i < t->n_bytes; i += 2) memcpy(bytes + at + i, "\xad\x60", 2);
+    dspark_checkpoint_close(c);
+    f = fopen(in_folder("hot/model.safetensors"), "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    free(bytes);
+    write_spikes("two.st", 150, 0, 77, 0x3f80, 79, 0x7f7f);
+    same_words("hot", "two.st", "entries: row 77, layer 0 overflows");
+    write_spikes("two.st", 150, 0, 77, 0x7f7f, 79, 0x3f80);
+    same_words("hot", "two.st", "states: row 77, layer 0 overflows");
+}
+
 /* ---- outputs ---- */
 
 static void test_refused_outputs(void **state)
@@ -368,6 +458,8 @@ int main(void)
         cmocka_unit_test(test_cache_dtypes),
         cmocka_unit_test(test_bad_dumps),
         cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_overflow_of_two_kinds),
         cmocka_unit_test(test_refused_outputs),
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_compare),

@@ -283,6 +283,17 @@ static void refusals_write_nothing(void **state)
     slots[29] = CACHE_SLOTS - 1;
     run_ok(ctx, &good, &h, &info);
     assert_int_equal(info.max_position, max - 1);
+    good.first_row = 70;
+    slots[29] = CACHE_SLOTS;
+    check(dspark_context_run(ctx, &good, &h.view, &info, &err), DSPARK_ERANGE, &err);
+    assert_non_null(strstr(err.message, "row 99, layer 0"));
+    slots[29] = 0;
+    positions[28] = max;
+    check(dspark_context_run(ctx, &good, &h.view, &info, &err), DSPARK_ERANGE, &err);
+    assert_non_null(strstr(err.message, "row 98: position"));
+    taps[27 * f->taps_width] = 0x7f80;
+    check(dspark_context_run(ctx, &good, &h.view, &info, &err), DSPARK_ENONFINITE, &err);
+    assert_non_null(strstr(err.message, "row 97, tap 0"));
     free(taps);
     free(h.memory);
     dspark_context_free(ctx);
@@ -310,6 +321,9 @@ static void overflow_is_reported_not_written(void **state)
         b.states = states;
         check(dspark_context_run(ctx, &b, &h.view, &info, &err), DSPARK_ENONFINITE, &err);
         assert_non_null(strstr(err.message, "row 7, layer 0"));
+        b.first_row = 1000; /* what the caller calls it, in any of these errors */
+        check(dspark_context_run(ctx, &b, &h.view, &info, &err), DSPARK_ENONFINITE, &err);
+        assert_non_null(strstr(err.message, "row 1007, layer 0"));
         assert_int_equal(info.n_rows, 5); /* the chunk before is complete */
         for (size_t l = 0; l < f->n_layers; l++) {
             assert_true(untouched(entry_of(&h, f, l, f->slots[7]), f->width * 2));

@@ -468,6 +468,7 @@ typedef struct dspark_batch {
     const int64_t *positions;     /* [n] */
     const int64_t *slots;         /* [n] for all layers, or NULL */
     const int64_t *const *layer_slots; /* or: [n_layers] of [n]; a NULL entry skips that layer */
+    size_t first_row;             /* what row 0 is to the caller: errors name row first_row + i */
 } dspark_batch;
 DSPARK_API void dspark_batch_init(dspark_batch *batch);
 
@@ -485,7 +486,8 @@ typedef struct dspark_run_info {
  * checked before the first write: DSPARK_ERANGE (position, slot), DSPARK_EINVAL, and
  * DSPARK_ENONFINITE when taps or states hold NaN or infinity. An entry that overflows in the
  * arithmetic is never written: the run finishes its chunk, stops with DSPARK_ENONFINITE naming the
- * first row and layer, and info->n_rows says how many rows before that chunk are complete.
+ * first row and layer (the same for every max_tokens), and info->n_rows says how many rows before that
+ * chunk are complete.
  * When two rows name one slot of a layer, the later row wins.
  * info may be NULL. Allocates nothing. */
 DSPARK_API dspark_status dspark_context_run(dspark_context *ctx, const dspark_batch *batch,

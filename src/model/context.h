@@ -16,7 +16,6 @@ struct dspark_context {
     dspark_path path;
     dspark__layout layout;
     dspark__workspace workspace; /* locked after creation */
-    size_t first_row; /* what row 0 of a batch is to the caller, for errors that name a row */
 };
 
 /* opts->n_threads may be 0 here. */

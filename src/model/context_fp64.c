@@ -98,7 +98,7 @@ dspark_status dspark__context_fp64(dspark_context *ctx, const dspark_batch *b, d
     for (size_t i = 0; i < n; i++)
         if (b->positions[i] < 0 || (uint64_t)b->positions[i] >= c->max_positions)
             return dspark__fail(err, DSPARK_ERANGE, "positions",
-                                "row %zu: position %lld, the model has 0 to %llu", i,
+                                "row %zu: position %lld, the model has 0 to %llu", b->first_row + i,
                                 (long long)b->positions[i], (unsigned long long)c->max_positions - 1);
     if (!dspark__mul_size(n, k, &x_size) || !dspark__mul_size(n, h, &states_size) ||
         !dspark__mul_size(ctx->layout.n_threads, k, &scratch_size) ||

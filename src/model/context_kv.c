@@ -99,10 +99,10 @@ static dspark_status fail_nonfinite(const dspark_context *ctx, const dspark_batc
     while (i + 1 < n && ctx->kern.finite_bf16(x + 2 * i, 1)) i++;
     if (b->states)
         return dspark__fail(err, DSPARK_ENONFINITE, "states", "row %zu, column %zu is not finite",
-                            ctx->first_row + row, i);
+                            b->first_row + row, i);
     return dspark__fail(err, DSPARK_ENONFINITE, "taps",
                         "row %zu, tap %zu (target layer %d), column %zu is not finite",
-                        ctx->first_row + row, i / c->tap_width, (int)c->tap_layers[i / c->tap_width], i % c->tap_width);
+                        b->first_row + row, i / c->tap_width, (int)c->tap_layers[i / c->tap_width], i % c->tap_width);
 }
 
 static int layer_mapped(const dspark_batch *b, const dspark__cache_map *map, uint32_t layer)
@@ -132,13 +132,13 @@ static dspark_status check_places(const dspark_context *ctx, const dspark_batch 
                 return dspark__fail(err, DSPARK_ERANGE, "slots",
                                     "row %zu, layer %u: slot %lld, the cache holds %lld (%lld blocks "
                                     "of %u)",
-                                    i, l, (long long)slot, (long long)map->n_slots,
+                                    b->first_row + i, l, (long long)slot, (long long)map->n_slots,
                                     (long long)(map->n_slots / map->block_size), map->block_size);
         }
         int64_t position = b->positions[i];
         if (position < 0 || (uint64_t)position >= c->max_positions)
             return dspark__fail(err, DSPARK_ERANGE, "positions",
-                                "row %zu: position %lld, the model has 0 to %llu", i,
+                                "row %zu: position %lld, the model has 0 to %llu", b->first_row + i,
                                 (long long)position, (unsigned long long)c->max_positions - 1);
     }
     return DSPARK_OK;
@@ -243,25 +243,28 @@ static void start_chunk(dspark__chunk *chunk, size_t row0, size_t n)
     }
 }
 
-static dspark_status fail_overflow(const dspark_context *ctx, const dspark__bad *bad, const char *what,
+static dspark_status fail_overflow(const dspark_batch *b, const dspark__bad *bad, const char *what,
                                    dspark_error *err)
 {
     return dspark__fail(err, DSPARK_ENONFINITE, what,
                         "row %zu, layer %u overflows: the result is not finite",
-                        ctx->first_row + bad->row, bad->layer);
+                        b->first_row + bad->row, bad->layer);
 }
 
-static dspark_status run_chunk(const dspark__chunk *chunk, dspark_run_info *info, dspark_error *err)
+static dspark_status run_chunk(dspark__chunk *chunk, dspark_run_info *info, dspark_error *err)
 {
     const dspark_batch *b = chunk->batch;
-    dspark__bad bad;
-    if (b->taps) {
-        dspark__stage_states(chunk, chunk->views[DSPARK__VIEW_STATES], &bad);
-        if (bad.row != SIZE_MAX) return fail_overflow(chunk->ctx, &bad, "states", err);
+    dspark__bad states = {.row = SIZE_MAX}, entries = {.row = SIZE_MAX};
+    if (b->taps) dspark__stage_states(chunk, chunk->views[DSPARK__VIEW_STATES], &states);
+    /* The rows before go on: whether chunks are large or small, the first row that overflows anywhere is
+     * named. */
+    if (states.row != SIZE_MAX) chunk->n = states.row - chunk->row0;
+    if (chunk->n > 0) {
+        dspark__stage_rope(chunk);
+        dspark__stage_insert(chunk, &info->n_written, &entries);
     }
-    dspark__stage_rope(chunk);
-    dspark__stage_insert(chunk, &info->n_written, &bad);
-    if (bad.row != SIZE_MAX) return fail_overflow(chunk->ctx, &bad, "entries", err);
+    if (entries.row != SIZE_MAX) return fail_overflow(b, &entries, "entries", err);
+    if (states.row != SIZE_MAX) return fail_overflow(b, &states, "states", err);
     for (size_t i = 0; i < chunk->n; i++)
         if (b->positions[chunk->row0 + i] > info->max_position)
             info->max_position = b->positions[chunk->row0 + i];
@@ -336,7 +339,7 @@ static dspark_status states_checked(dspark_context *ctx, const dspark_batch *b, 
         size_t left = b->n_tokens - row;
         start_chunk(&chunk, row, left < ctx->layout.max_tokens ? left : ctx->layout.max_tokens);
         dspark__stage_states(&chunk, states + row * c->hidden_size, &bad);
-        if (bad.row != SIZE_MAX) return fail_overflow(ctx, &bad, "states", err);
+        if (bad.row != SIZE_MAX) return fail_overflow(b, &bad, "states", err);
     }
     return DSPARK_OK;
 }

@@ -82,14 +82,12 @@ static dspark_status append_chunk(dspark_session *s, dspark_drafter *d, size_t r
     int64_t positions[CHUNK_ROWS], slots[CHUNK_ROWS];
     dspark_run_info info;
     dspark_batch b = {.struct_size = sizeof b, .n_tokens = n, .taps = taps, .taps_stride = stride,
-                      .positions = positions, .slots = slots};
+                      .positions = positions, .slots = slots, .first_row = row};
     for (size_t i = 0; i < n; i++) {
         positions[i] = (int64_t)(s->length + i);
         slots[i] = dspark__session_slot(s, s->length + i);
     }
-    context->first_row = row;
     dspark_status st = dspark__context_run(context, &b, &s->pool->view, &info, err);
-    context->first_row = 0;
     s->length += info.n_rows;
     return st;
 }
