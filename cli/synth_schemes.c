@@ -473,18 +473,20 @@ static dspark_status write_config(const synth_scheme *s, const dspark_checkpoint
 dspark_status synth_scheme_write(const synth_scheme *s, const char *plain, const char *out,
                                  uint32_t group, dspark_error *err)
 {
-    char file[4200];
+    char file[4200], inner[4150];
     tmp_folder folder;
     dspark_checkpoint *c = NULL;
     dspark_status st;
     int problem = tmp_folder_beside(&folder, out, s->name);
+    if (!problem && (problem = tmp_folder_inner(inner, sizeof inner, &folder)) != 0)
+        tmp_folder_remove(&folder);
     if (problem)
         return out_set_error(err, DSPARK_EOUTPUT, out, "no temporary folder beside it: %s",
                              strerror(problem));
-    snprintf(file, sizeof file, "%s/model.safetensors", folder.path);
+    snprintf(file, sizeof file, "%s/model.safetensors", inner);
     st = dspark_checkpoint_open(&c, plain, err);
     if (st == DSPARK_OK) st = write_tensors(s, c, file, group, err);
-    if (st == DSPARK_OK) st = write_config(s, c, plain, folder.path, group, err);
+    if (st == DSPARK_OK) st = write_config(s, c, plain, inner, group, err);
     dspark_checkpoint_close(c);
     if (st == DSPARK_OK && (problem = tmp_folder_rename(&folder, out)) != 0) {
         const int taken = problem == ENOTEMPTY || problem == EEXIST || problem == ENOTDIR;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char lock_name[] = ".dspark-lock";
+static const char lock_name[] = ".dspark-lock", whole_name[] = "whole";
 #define LETTERS 6
 
 /* All that is in the opened folder, which is closed; the lock file last. */
@@ -54,21 +54,21 @@ static int is_there(int fd, int folder, const char *name)
            mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
 }
 
-/* A folder without a lock file is not ours, or was made just now; one whose lock is held is in use. */
+/* A folder without a lock file is not ours, or was made just now; one whose lock is held is in use. Empty,
+ * its run died just after it had made or emptied it, or lives and makes another one. */
 static void sweep_one(const char *path)
 {
     struct stat info;
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), lock = -1;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), lock = -1, held = 0;
     if (folder < 0) return;
-    if (fstat(folder, &info) == 0 && info.st_uid == geteuid())
+    if (fstat(folder, &info) == 0 && info.st_uid == geteuid()) {
         lock = openat(folder, lock_name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (lock >= 0 && fstat(lock, &info) == 0 && S_ISREG(info.st_mode) &&
-        flock(lock, LOCK_EX | LOCK_NB) == 0 && is_there(lock, folder, lock_name)) {
-        empty_folder(folder);
-        rmdir(path);
-    } else {
-        close(folder);
+        held = lock >= 0 && fstat(lock, &info) == 0 && S_ISREG(info.st_mode) &&
+               flock(lock, LOCK_EX | LOCK_NB) == 0 && is_there(lock, folder, lock_name);
+        if (held) empty_folder(folder); /* and close it */
+        rmdir(path);                    /* fails when it is not empty */
     }
+    if (!held) close(folder);
     if (lock >= 0) close(lock);
 }
 
@@ -95,10 +95,10 @@ static void sweep(const char *prefix)
 static int hold(tmp_folder *t)
 {
     int folder = open(t->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), problem = 0;
-    if (folder < 0) return errno;
+    if (folder < 0) return errno == ENOENT ? EAGAIN : errno;
     t->lock = openat(folder, lock_name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (t->lock < 0)
-        problem = errno;
+        problem = errno == ENOENT ? EAGAIN : errno; /* removed while it was empty */
     else if (flock(t->lock, LOCK_EX | LOCK_NB) != 0)
         problem = errno == EWOULDBLOCK ? EAGAIN : 0; /* without locks nobody takes it either */
     else if (!is_there(t->lock, folder, lock_name))
@@ -139,21 +139,18 @@ int tmp_folder_beside(tmp_folder *t, const char *out, const char *kind)
     return ENAMETOOLONG;
 }
 
-int tmp_folder_rename(tmp_folder *t, const char *path)
+int tmp_folder_inner(char *inner, size_t size, const tmp_folder *t)
 {
-    int folder = open(t->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), problem;
-    const mode_t mask = umask(0);
-    umask(mask);
-    if (folder < 0) return errno;
-    unlinkat(folder, lock_name, 0);
-    (void)fchmod(folder, 0777 & ~mask); /* mkdtemp's 0700 is for secrets */
-    problem = rename(t->path, path) == 0 ? 0 : errno;
-    close(folder);
-    if (problem) return problem;
-    t->path[0] = 0;
-    close(t->lock);
-    t->lock = -1;
-    return 0;
+    const int n = snprintf(inner, size, "%s/%s", t->path, whole_name);
+    if (n < 0 || (size_t)n >= size) return ENAMETOOLONG;
+    return mkdir(inner, 0777) == 0 ? 0 : errno; /* mkdtemp's 0700 is for secrets */
+}
+
+int tmp_folder_rename(const tmp_folder *t, const char *path)
+{
+    char inner[sizeof t->path + sizeof whole_name + 1];
+    snprintf(inner, sizeof inner, "%s/%s", t->path, whole_name);
+    return rename(inner, path) == 0 ? 0 : errno;
 }
 
 void tmp_folder_remove(tmp_folder *t)

@@ -155,7 +155,9 @@ static void test_folders(void **state)
     tmpdir_write(tmpdir_path(out, ".quantize-others/notes.txt"), "mine", 4);
     assert_int_equal(symlink("../elsewhere", tmpdir_path(out, ".quantize-others/config.json")), 0);
     assert_int_equal(symlink("../out", tmpdir_path(out, ".quantize-linked")), 0);
+    assert_int_equal(mkdir(tmpdir_path(out, ".quantize-empty1"), 0700), 0); /* killed before the last step */
     synth(out, NULL);
+    assert_false(exists(tmpdir_path(out, ".quantize-empty1")));
     assert_false(exists(tmpdir_path(out, ".quantize-abcdef")));
     assert_false(exists(tmpdir_path(out, ".synth-ABC123")));
     assert_true(exists(tmpdir_path(out, ".quantize-living/model.safetensors")));
@@ -166,6 +168,45 @@ static void test_folders(void **state)
     assert_true(exists(name));
     assert_true(exists(tmpdir_path(out, "config.json")));
     close(held);
+}
+
+/* Killed while it published: what is in the target and in the stage is one file, and goes; as long as
+ * there is no config.json. */
+static void test_half_published(void **state)
+{
+    static const char shard[] = "model-00001-of-00009.safetensors";
+    const char *dir = tmpdir_make();
+    char out[1024], stage[1100];
+    dspark_synth_opts o;
+    int with_config;
+    (void)state;
+    snprintf(out, sizeof out, "%s/out", dir);
+    snprintf(stage, sizeof stage, "%s/.synth-abcdef", out);
+    dspark_synth_opts_init(&o);
+    o.preset = "tiny";
+    for (with_config = 0; with_config < 2; with_config++) {
+        assert_int_equal(mkdir(out, 0700), 0);
+        make_folder(stage, 1, 0);
+        tmpdir_write(tmpdir_path(stage, "config.json"), "x", 1);
+        tmpdir_write(tmpdir_path(stage, shard), "x", 1);
+        assert_int_equal(link(tmpdir_path(stage, shard), tmpdir_path(out, shard)), 0);
+        if (with_config) tmpdir_write(tmpdir_path(out, "config.json"), "x", 1);
+        if (with_config)
+            assert_int_equal(dspark_synth_checkpoint(out, &o, &err), DSPARK_EINVAL);
+        else
+            must(dspark_synth_checkpoint(out, &o, &err));
+        assert_false(exists(stage));
+        assert_int_equal(exists(tmpdir_path(out, shard)), with_config);
+        assert_int_equal(tmpdir_count(out), 2);
+        tmpdir_remove(out);
+    }
+    /* of the same name, but another file: somebody's */
+    assert_int_equal(mkdir(out, 0700), 0);
+    make_folder(stage, 1, 0);
+    tmpdir_write(tmpdir_path(out, "model.safetensors"), "x", 1);
+    assert_int_equal(dspark_synth_checkpoint(out, &o, &err), DSPARK_EINVAL);
+    assert_false(exists(stage));
+    assert_true(exists(tmpdir_path(out, "model.safetensors")));
 }
 
 static int die(void *user, uint64_t done, uint64_t total)
@@ -268,6 +309,8 @@ static void test_command(void **state)
     assert_int_equal(mkdir(in_folder("dspark-bench-aaaaaa/copy"), 0700), 0);
     tmpdir_write(in_folder("dspark-bench-aaaaaa/copy/model.safetensors"), "x", 1);
     make_folder(in_folder("dspark-bench-nolock"), 0, 0);
+    assert_int_equal(mkdir(in_folder("x.int3-empty1"), 0700), 0); /* killed before the last step */
+    assert_int_equal(mkdir(in_folder("dspark-bench-empty1"), 0700), 0);
     assert_int_equal(run_cli("synth x --preset tiny --format int3").code, 0);
     assert_false(folder_has("x.bf16-aaaaaa"));
     assert_false(folder_has("x.int3-"));
@@ -277,6 +320,7 @@ static void test_command(void **state)
     assert_true(folder_has("dspark-bench-aaaaaa"));
     assert_int_equal(run_cli("bench --preset tiny --tokens 1 --repeat 1 --buffer 1M --threads 1").code, 0);
     assert_false(folder_has("dspark-bench-aaaaaa"));
+    assert_false(folder_has("dspark-bench-empty1"));
     assert_true(exists(in_folder("dspark-bench-nolock/model.safetensors")));
     close(held);
 }
@@ -285,8 +329,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_files),   cmocka_unit_test(test_living_file),
-        cmocka_unit_test(test_folders), cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_command),
+        cmocka_unit_test(test_folders), cmocka_unit_test(test_half_published),
+        cmocka_unit_test(test_killed),  cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }

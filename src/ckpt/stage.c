@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,21 +39,50 @@ static int is_checkpoint_file(const char *name)
     return n >= sizeof index - 1 && strcmp(name + n - (sizeof index - 1), index) == 0;
 }
 
-/* DSPARK_EINVAL when `dir` holds a file of a checkpoint. */
-static dspark_status refuse_used_dir(const char *dir, dspark_error *err)
+static int is_there(int folder, const char *name)
+{
+    struct stat info;
+    return fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* Is `name` one and the same file in both folders? */
+static int is_same(int a, int b, const char *name)
+{
+    struct stat one, two;
+    return fstatat(a, name, &one, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(one.st_mode) &&
+           fstatat(b, name, &two, AT_SYMLINK_NOFOLLOW) == 0 && one.st_dev == two.st_dev &&
+           one.st_ino == two.st_ino;
+}
+
+/* The names in an open folder; NULL and errno. */
+static DIR *list_folder(int folder)
+{
+    int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error_number;
+    DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
+    if (d || copy < 0) return d;
+    error_number = errno;
+    close(copy);
+    errno = error_number;
+    return NULL;
+}
+
+static dspark_status refuse_file(const dspark__stage *s, const char *name, dspark_error *err)
+{
+    return dspark__fail(err, DSPARK_EINVAL, s->dir,
+                        "the directory must hold no checkpoint yet, found %s", name);
+}
+
+/* DSPARK_EINVAL when the target holds a file of a checkpoint. */
+static dspark_status refuse_used_dir(const dspark__stage *s, dspark_error *err)
 {
     dspark_status st = DSPARK_OK;
     const struct dirent *e;
-    DIR *d = opendir(dir);
-    if (!d && errno == ENOTDIR)
-        return dspark__fail(err, DSPARK_EINVAL, dir, "exists and is not a directory");
-    if (!d) return dspark__fail_output(err, dir, "cannot read the directory", errno);
-    while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL) {
-        if (is_checkpoint_file(e->d_name))
-            st = dspark__fail(err, DSPARK_EINVAL, dir,
-                              "the directory must hold no checkpoint yet, found %s", e->d_name);
-    }
-    if (st == DSPARK_OK && errno != 0) st = dspark__fail_output(err, dir, "cannot read the directory", errno);
+    DIR *d = list_folder(s->folder);
+    if (!d) return dspark__fail_output(err, s->dir, "cannot read the directory", errno);
+    while (st == DSPARK_OK && (errno = 0, e = readdir(d)) != NULL)
+        if (is_checkpoint_file(e->d_name)) st = refuse_file(s, e->d_name, err);
+    if (st == DSPARK_OK && errno != 0)
+        st = dspark__fail_output(err, s->dir, "cannot read the directory", errno);
     closedir(d);
     return st;
 }
@@ -70,36 +100,49 @@ static int is_stage_name(const char *name)
     return 0;
 }
 
-/* One without a lock file was born just now, or is nobody's that is known. Only files that are written
- * into such directories are removed; with anything else inside, it stays. */
-static void sweep_stage(int dir, const char *name)
+/* What a run that died while publishing left in the target is still in its stage too, as the same file:
+ * both names go, as long as no config.json has made a checkpoint of the target. Only files that are
+ * written into such directories are removed; with anything else inside, it stays. One that is held, or
+ * without a lock file, stays as well, unless it is empty: its run died just after it had made or emptied
+ * it, or lives and makes another one. 0: no memory. */
+static int sweep_stage(int folder, const char *name)
 {
-    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    int lock = fd >= 0 ? dspark__stale_take(fd, LOCK_NAME) : -1;
-    DIR *d = lock >= 0 ? fdopendir(fd) : NULL;
+    int inner = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), ok = 1;
+    int lock = inner >= 0 ? dspark__stale_take(inner, LOCK_NAME) : -1;
+    DIR *d = lock >= 0 ? list_folder(inner) : NULL;
+    const int published = is_there(folder, "config.json");
     const struct dirent *e;
     if (d) {
-        while ((e = readdir(d)) != NULL)
-            if (is_checkpoint_file(e->d_name) || dspark__stale_is_file_name(e->d_name))
-                (void)unlinkat(fd, e->d_name, 0);
-        (void)unlinkat(fd, LOCK_NAME, 0);
-        (void)unlinkat(dir, name, AT_REMOVEDIR);
-        closedir(d); /* and fd */
-    } else if (fd >= 0) {
-        close(fd);
+        while ((e = readdir(d)) != NULL) {
+            if (!is_checkpoint_file(e->d_name) && !dspark__stale_is_file_name(e->d_name)) continue;
+            if (!published && is_checkpoint_file(e->d_name) && is_same(folder, inner, e->d_name))
+                (void)unlinkat(folder, e->d_name, 0);
+            (void)unlinkat(inner, e->d_name, 0);
+        }
+        (void)unlinkat(inner, LOCK_NAME, 0);
+        closedir(d);
+    } else if (lock >= 0) {
+        ok = errno != ENOMEM;
+    }
+    if (inner >= 0) {
+        (void)unlinkat(folder, name, AT_REMOVEDIR); /* fails when it is not empty */
+        close(inner);
     }
     if (lock >= 0) close(lock);
+    return ok;
 }
 
-static dspark_status sweep_stages(const char *path, dspark_error *err)
+static dspark_status sweep_stages(const dspark__stage *s, dspark_error *err)
 {
-    DIR *d = opendir(path);
+    dspark_status st = DSPARK_OK;
+    DIR *d = list_folder(s->folder);
     const struct dirent *e;
-    if (!d) return dspark__fail_output(err, path, "cannot read the directory", errno);
-    while ((e = readdir(d)) != NULL)
-        if (is_stage_name(e->d_name)) sweep_stage(dirfd(d), e->d_name);
+    if (!d) return dspark__fail_output(err, s->dir, "cannot read the directory", errno);
+    while (st == DSPARK_OK && (e = readdir(d)) != NULL)
+        if (is_stage_name(e->d_name) && !sweep_stage(s->folder, e->d_name))
+            st = dspark__fail_output(err, s->dir, "cannot read what a killed run left", ENOMEM);
     closedir(d);
-    return DSPARK_OK;
+    return st;
 }
 
 /* ---- the stage ---- */
@@ -107,16 +150,24 @@ static dspark_status sweep_stages(const char *path, dspark_error *err)
 /* The lock file of s->tmp. *held 0: a sweeper was quicker. */
 static dspark_status lock_stage(dspark__stage *s, int *held, dspark_error *err)
 {
-    int dir = open(s->tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (dir >= 0) s->lock = openat(dir, LOCK_NAME, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (s->lock < 0) {
-        dspark_status st = dspark__fail_output(err, s->tmp, "cannot make a lock file", errno);
-        if (dir >= 0) close(dir);
-        return st;
-    }
-    *held = dspark__stale_hold(s->lock, dir, LOCK_NAME);
-    close(dir);
+    s->inner = open(s->tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->inner >= 0)
+        s->lock = openat(s->inner, LOCK_NAME, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (s->lock >= 0)
+        *held = dspark__stale_hold(s->lock, s->inner, LOCK_NAME);
+    else if (errno != ENOENT) /* it was removed while it was empty */
+        return dspark__fail_output(err, s->tmp, "cannot make a lock file", errno);
     return DSPARK_OK;
+}
+
+static void close_tmp(dspark__stage *s)
+{
+    if (s->inner >= 0) close(s->inner);
+    if (s->tmp) rmdir(s->tmp);
+    if (s->lock >= 0) close(s->lock);
+    free(s->tmp);
+    s->tmp = NULL;
+    s->inner = s->lock = -1;
 }
 
 static dspark_status make_tmp(dspark__stage *s, const char *prefix, dspark_error *err)
@@ -135,11 +186,7 @@ static dspark_status make_tmp(dspark__stage *s, const char *prefix, dspark_error
         }
         s->tmp = tmp;
         if ((st = lock_stage(s, &held, err)) != DSPARK_OK || held) return st;
-        close(s->lock);
-        s->lock = -1;
-        rmdir(tmp);
-        free(tmp);
-        s->tmp = NULL;
+        close_tmp(s);
     }
     return dspark__fail(err, DSPARK_EOUTPUT, s->dir, "directories for unfinished files do not stay there");
 }
@@ -150,7 +197,7 @@ dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *
     dspark_status st;
 
     memset(s, 0, sizeof *s);
-    s->lock = -1;
+    s->folder = s->inner = s->lock = -1;
     s->dir = dir;
     s->names = calloc(max_names, sizeof *s->names);
     if (!s->names) return dspark__fail_nomem(err, "file names", max_names * sizeof *s->names);
@@ -158,8 +205,12 @@ dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *
         s->made_dir = 1;
     else if (errno != EEXIST)
         return dspark__fail_output(err, dir, "cannot make the directory", errno);
-    if ((st = refuse_used_dir(dir, err)) != DSPARK_OK) return st;
-    if ((st = sweep_stages(dir, err)) != DSPARK_OK) return st;
+    s->folder = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->folder < 0 && errno == ENOTDIR)
+        return dspark__fail(err, DSPARK_EINVAL, dir, "exists and is not a directory");
+    if (s->folder < 0) return dspark__fail_output(err, dir, "cannot read the directory", errno);
+    if ((st = sweep_stages(s, err)) != DSPARK_OK) return st;
+    if ((st = refuse_used_dir(s, err)) != DSPARK_OK) return st;
     return make_tmp(s, prefix, err);
 }
 
@@ -185,52 +236,67 @@ dspark_status dspark__stage_write(dspark__stage *s, const char *name, const char
     return st;
 }
 
-/* Move all files out, in order. */
+/* 0, or -1 and errno: EEXIST when the target has the name. */
+static int move_out(const dspark__stage *s, const char *name)
+{
+#if defined(RENAME_NOREPLACE)
+    if (renameat2(s->inner, name, s->folder, name, RENAME_NOREPLACE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS) return -1;
+#endif
+    if (!is_there(s->folder, name)) return renameat(s->inner, name, s->folder, name);
+    errno = EEXIST;
+    return -1;
+}
+
+/* Never replaces a file. As a second name of the same file, by which the next run knows what a killed
+ * one has published; moved where the file system gives none. */
+static dspark_status put_out(const dspark__stage *s, const char *name, dspark_error *err)
+{
+    int done = linkat(s->inner, name, s->folder, name, 0);
+    if (done != 0 && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK ||
+                      errno == EXDEV))
+        done = move_out(s, name);
+    if (done == 0) return DSPARK_OK;
+    if (errno == EEXIST) return refuse_file(s, name, err);
+    return dspark__fail_output(err, s->dir, "cannot put the finished file there", errno);
+}
+
+/* The target's lock is held until the stage is closed, so that files of two runs never mix. Where there
+ * are no such locks, put_out still replaces nothing. */
 dspark_status dspark__stage_publish(dspark__stage *s, dspark_error *err)
 {
-    dspark_status st = refuse_used_dir(s->dir, err);
-    int fd;
-    for (size_t i = 0; st == DSPARK_OK && i < s->n_names; i++) {
-        char *from = join_path(s->tmp, s->names[i]), *to = join_path(s->dir, s->names[i]);
-        if (!from || !to)
-            st = dspark__fail_nomem(err, "a path", strlen(s->dir));
-        else if (rename(from, to) != 0)
-            st = dspark__fail_output(err, to, "cannot rename the finished file", errno);
-        else
-            s->n_moved = i + 1;
-        free(from);
-        free(to);
+    dspark_status st;
+    if (flock(s->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return dspark__fail(err, DSPARK_EINVAL, s->dir,
+                            "the directory must hold no checkpoint yet, another run is putting one there");
+    if ((st = sweep_stages(s, err)) != DSPARK_OK) return st;
+    if ((st = refuse_used_dir(s, err)) != DSPARK_OK) return st;
+    while (s->n_published < s->n_names) {
+        /* Before the last one, which makes it a checkpoint. Some file systems cannot; the files themselves
+         * are synced. */
+        if (s->n_published + 1 == s->n_names) (void)fsync(s->folder);
+        if ((st = put_out(s, s->names[s->n_published], err)) != DSPARK_OK) return st;
+        s->n_published++;
     }
-    if (st != DSPARK_OK) return st;
-    fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd); /* some file systems cannot; the files themselves are synced */
-        close(fd);
-    }
+    (void)fsync(s->folder);
     return DSPARK_OK;
 }
 
-/* Take away what is not meant to stay: on failure that is everything. Allocates nothing, so that it
- * works when memory is what ran out. */
+/* Allocates nothing, so that it works when memory is what ran out. Last in, first out: without its
+ * config.json the target is no checkpoint any more. */
 void dspark__stage_close(dspark__stage *s, int failed)
 {
-    if (s->tmp) {
-        int dir = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        int tmp = open(s->tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        for (size_t i = 0; i < s->n_names; i++) {
-            if (i >= s->n_moved)
-                unlinkat(tmp, s->names[i], 0);
-            else if (failed)
-                unlinkat(dir, s->names[i], 0);
-        }
-        if (s->lock >= 0) unlinkat(tmp, LOCK_NAME, 0);
-        if (tmp >= 0) close(tmp);
-        if (dir >= 0) close(dir);
-        rmdir(s->tmp);
-        if (s->lock >= 0) close(s->lock);
+    if (!s->names) return; /* a zero object, or not more than that */
+    if (failed)
+        while (s->n_published > 0) unlinkat(s->folder, s->names[--s->n_published], 0);
+    for (size_t i = 0; i < s->n_names; i++) unlinkat(s->inner, s->names[i], 0);
+    if (s->lock >= 0) unlinkat(s->inner, LOCK_NAME, 0);
+    close_tmp(s);
+    if (s->folder >= 0) {
+        flock(s->folder, LOCK_UN); /* a child may have the descriptor too */
+        close(s->folder);
     }
     if (failed && s->made_dir) rmdir(s->dir);
-    free(s->tmp);
     free(s->names);
     memset(s, 0, sizeof *s);
 }
