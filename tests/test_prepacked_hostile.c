@@ -345,6 +345,24 @@ static dspark_model_opts whole_opts(const whole *w, dspark_host_matrix *head)
     return o;
 }
 
+/* The good file of all parts. */
+static void make_whole(whole *w)
+{
+    dspark_host_matrix lm_head;
+    drafting_open(&w->d, NULL, 0);
+    snprintf(w->g.path, sizeof w->g.path, "%s.packed", w->d.dir);
+    dspark_model_opts o = whole_opts(w, &lm_head);
+    check(dspark_prepack(w->d.dir, w->g.path, &o, &err), DSPARK_OK, &err);
+    read_file(&w->g);
+}
+
+static void free_whole(whole *w)
+{
+    drafting_close(&w->d);
+    free(w->g.bytes);
+    free(w->g.work);
+}
+
 static dspark_status open_whole(const whole *w, dspark_model **m)
 {
     dspark_host_matrix head;
@@ -396,14 +414,9 @@ static void test_lying_bounds(void **state)
 {
     whole w = {0};
     dspark__prepacked_head head;
-    dspark_host_matrix lm_head;
     dspark_model *m = NULL;
     (void)state;
-    drafting_open(&w.d, NULL, 0);
-    snprintf(w.g.path, sizeof w.g.path, "%s.packed", w.d.dir);
-    dspark_model_opts o = whole_opts(&w, &lm_head);
-    check(dspark_prepack(w.d.dir, w.g.path, &o, &err), DSPARK_OK, &err);
-    read_file(&w.g);
+    make_whole(&w);
     while (strcmp(section_of(&w, w.bound, &head).scheme, DSPARK__SECTION_BOUND) != 0) w.bound++;
     const dspark__section good_bound = section_of(&w, w.bound, &head);
     assert_string_equal(good_bound.name, "markov_w2");
@@ -451,9 +464,7 @@ static void test_lying_bounds(void **state)
     assert_memory_equal(m->block.markov_bound.panels, w.g.bytes + good_bound.offset, good_bound.bytes);
     assert_non_null(m->block.markov_bound.memory);
     dspark_model_close(m);
-    drafting_close(&w.d);
-    free(w.g.bytes);
-    free(w.g.work);
+    free_whole(&w);
 }
 
 /* Fewer parts than there are: the sections behind them would be looked at by nobody. */
@@ -461,14 +472,10 @@ static void test_lying_parts(void **state)
 {
     whole w = {0};
     dspark__prepacked_head head;
-    dspark_host_matrix lm_head;
+    dspark_model_opts o;
     dspark_model *m = NULL;
     (void)state;
-    drafting_open(&w.d, NULL, 0);
-    snprintf(w.g.path, sizeof w.g.path, "%s.packed", w.d.dir);
-    dspark_model_opts o = whole_opts(&w, &lm_head);
-    check(dspark_prepack(w.d.dir, w.g.path, &o, &err), DSPARK_OK, &err);
-    read_file(&w.g);
+    make_whole(&w);
     section_of(&w, 0, &head);
     assert_int_equal(head.parts, 7);
     dspark_model_opts_init(&o);
@@ -493,9 +500,7 @@ static void test_lying_parts(void **state)
         check(dspark_model_open(&m, w.d.dir, &o, &err), DSPARK_OK, &err);
         dspark_model_close(m);
     }
-    drafting_close(&w.d);
-    free(w.g.bytes);
-    free(w.g.work);
+    free_whole(&w);
 }
 
 int main(void)

@@ -24,7 +24,8 @@ typedef struct dspark__stage {
 
 /* Make `dir` (which must outlive the stage) and the staging directory dir/PREFIX + six letters; remove
  * those that killed runs left there, and what these had published of an unfinished checkpoint.
- * PREFIX is one of ".synth-", ".quantize-". DSPARK_EINVAL when dir holds a file of a checkpoint. Call close also after a failure. */
+ * PREFIX is one of ".synth-", ".quantize-". DSPARK_EINVAL when dir holds a file of a checkpoint. Call close
+ * also after a failure. */
 dspark_status dspark__stage_open(dspark__stage *s, const char *dir, const char *prefix,
                                  size_t max_names, dspark_error *err);
 /* The path in the staging directory of a new file; free() it. NULL without memory. */

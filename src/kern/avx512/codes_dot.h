@@ -217,7 +217,7 @@ DSPARK__INLINE void fetch_line(const uint8_t *codes, size_t n_rows, way how)
     else if (!is_bytes(how)) _mm_prefetch(at + 4096, _MM_HINT_T1);
 }
 
-/* Two vectors of weights out of 64 bytes: w[0] is vector 2 * i of the six that 2 pairs of k are. */
+/* 64 codes, in order, as two vectors of weights. */
 DSPARK__INLINE void expand_bytes(__m512i w[2], const uint8_t *codes, const dot_tables *t, way how)
 {
     __m512i c = _mm512_permutexvar_epi64(t->order, _mm512_load_si512(codes));
