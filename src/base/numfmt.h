@@ -22,6 +22,12 @@ static inline float dspark__f32_from_bits(uint32_t u)
     return f;
 }
 
+/* Neither NaN nor infinite. */
+static inline int dspark__bf16_is_finite(uint16_t h)
+{
+    return (h & 0x7f80u) != 0x7f80u;
+}
+
 static inline float dspark__bf16_to_f32(uint16_t h)
 {
     return dspark__f32_from_bits((uint32_t)h << 16);

@@ -364,7 +364,7 @@ int dspark__markov_bound_vector(const dspark__markov_bound *b, const uint16_t *x
     int32_t sum = 0;
     for (uint32_t i = 0; i < b->rank; i++) {
         double value = x[i] & 0x7f80 ? (double)dspark__bf16_to_f32(x[i]) : 0;
-        if ((x[i] & 0x7f80) == 0x7f80) return 0;
+        if (!dspark__bf16_is_finite(x[i])) return 0;
         plain += value * value;
     }
     for (size_t k0 = 0; k0 < width; k0 += BLOCK) {

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/numfmt.h"
 #include "base/status.h"
 #include "model/merged_linear.h"
 #include "model/prepacked.h"
@@ -80,7 +81,7 @@ static int codes_are_finite(const pack_job *job, size_t p)
     const uint64_t row = p * DSPARK__PANEL, n = rows_of_panel(job, p);
     if (packing->bits != 8) return 1;
     for (int c = 0; c < 256; c++)
-        for (uint64_t r = row; (packing->format.table[c] & 0x7f80u) == 0x7f80u && r < row + n; r++)
+        for (uint64_t r = row; !dspark__bf16_is_finite(packing->format.table[c]) && r < row + n; r++)
             if (memchr(row_at(job, r), c, job->row_bytes)) return 0;
     return 1;
 }

@@ -71,7 +71,7 @@ dspark_status dspark__fill_vector(dspark__filler *f, const dspark__module *modul
     if ((st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) return st;
     memcpy(to, t->data, n * 2);
     for (uint64_t i = 0; i < n; i++)
-        if ((to[i] & 0x7f80u) == 0x7f80u)
+        if (!dspark__bf16_is_finite(to[i]))
             return dspark__fail(err, DSPARK_ENONFINITE, t->name, "element %llu is NaN or infinite",
                                 (unsigned long long)i);
     dspark__fill_mark(f, name, n, 1);
@@ -161,7 +161,7 @@ static dspark_status copy_rows(const dspark__module *module, uint32_t rows, uint
     memcpy(to, dspark__module_part(module, "weight")->data, n * 2);
     if (kern.finite_bf16(to, n)) return DSPARK_OK;
     size_t i = 0;
-    while ((to[i] & 0x7f80u) != 0x7f80u) i++;
+    while (dspark__bf16_is_finite(to[i])) i++;
     return fail_element(module, i / k, i % k, err);
 }
 
@@ -180,7 +180,7 @@ static dspark_status expand_rows(dspark__filler *f, const dspark__module *module
         for (uint32_t i = 0; i < k; i++) {
             uint16_t value = dspark__f64_to_bf16(row[i]);
             to[(size_t)r * k + i] = value;
-            if ((value & 0x7f80u) == 0x7f80u) {
+            if (!dspark__bf16_is_finite(value)) {
                 st = fail_element(module, r, i, err);
                 break;
             }

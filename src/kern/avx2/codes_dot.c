@@ -457,11 +457,6 @@ static void multiply_plain(const dot_job *job, float *acc, size_t acc_rows, size
 
 /* ---- what is exact --------------------------------------------------------------------------- */
 
-static int is_number(uint16_t entry)
-{
-    return (entry & 0x7f80u) != 0x7f80u;
-}
-
 /* Are the numbers of a table what expand_bytes makes of the codes, times 2^power? */
 DSPARK__INLINE int is_table_of(const uint16_t *table, form f, int power)
 {
@@ -506,7 +501,7 @@ static void prepare_nibbles(dot_job *job, const dspark__code_format *f)
 {
     _Alignas(16) uint8_t upper[16] = {0};
     for (size_t c = 0; c < 16; c++) {
-        if (!is_number(f->table[c])) continue;
+        if (!dspark__bf16_is_finite(f->table[c])) continue;
         float v = dspark__bf16_to_f32(f->table[c]) * (f->scale == DSPARK__CODE_E4M3 ? 256.0f : 1.0f);
         __m128i half = _mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT);
         unsigned h = (unsigned)_mm_cvtsi128_si32(half) & 0xffffu;

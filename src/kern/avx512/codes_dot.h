@@ -71,11 +71,6 @@ DSPARK__INLINE int is_near(uint16_t entry)
     return (entry & 0x7fffu) == 0 || (exponent >= 127 - NEAR && exponent < 127 + NEAR);
 }
 
-DSPARK__INLINE int is_number(uint16_t entry)
-{
-    return (entry & 0x7f80u) != 0x7f80u;
-}
-
 /* Entries as their lower and upper halves, 128 of them. */
 static void split_entries(__m512i to[4], const uint16_t *entries)
 {
@@ -94,10 +89,10 @@ static way prepare_bytes(dot_tables *t, const dspark__code_format *f)
     int is_half = 1, near = 1;
     for (size_t c = 0; c < 128; c++) {
         uint16_t a = f->table[c], b = f->table[c + 128];
-        if (!is_number(a)) a = b & 0x7fffu;
-        if (!is_number(b)) b = a | 0x8000u;
+        if (!dspark__bf16_is_finite(a)) a = b & 0x7fffu;
+        if (!dspark__bf16_is_finite(b)) b = a | 0x8000u;
         is_half &= a < 0x8000u && b == (a | 0x8000u);
-        near &= !is_number(a) || is_near(a);
+        near &= !dspark__bf16_is_finite(a) || is_near(a);
         entries[c] = a;
         entries[c + 128] = b;
     }

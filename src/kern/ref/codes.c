@@ -17,7 +17,7 @@ static uint8_t code_at(const uint8_t *codes, uint32_t bits, size_t k, size_t j)
 /* t * scale, cut to bf16. What is neither a number nor finite stays as it is in the table. */
 static uint16_t scaled(uint16_t t, float scale)
 {
-    if ((t & 0x7f80u) == 0x7f80u) return t;
+    if (!dspark__bf16_is_finite(t)) return t;
     float product = dspark__bf16_to_f32(t) * scale;
     if (fabsf(product) < FLT_MIN) return t & 0x8000u;
     return (uint16_t)(dspark__f32_bits(product) >> 16);

@@ -16,7 +16,7 @@ static int pack_row(uint16_t *to, const unsigned char *row, size_t pair0, size_t
         uint16_t two[2] = {0, 0};
         if (row) memcpy(two, row + 4 * pair, 2 * pair + 1 < k ? 4 : 2);
         memcpy(to, two, sizeof two);
-        finite &= (two[0] & 0x7f80u) != 0x7f80u && (two[1] & 0x7f80u) != 0x7f80u;
+        finite &= dspark__bf16_is_finite(two[0]) && dspark__bf16_is_finite(two[1]);
     }
     return finite;
 }

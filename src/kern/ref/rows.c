@@ -50,6 +50,6 @@ float dspark__absmax_bf16__ref(const uint16_t *x, size_t n)
 int dspark__finite_bf16__ref(const void *x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if ((dspark__load_u16(bf16_at(x, i)) & 0x7f80u) == 0x7f80u) return 0;
+        if (!dspark__bf16_is_finite(dspark__load_u16(bf16_at(x, i)))) return 0;
     return 1;
 }
