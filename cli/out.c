@@ -481,71 +481,36 @@ const char *out_refuse_target(const char *path, const char *input)
     return NULL;
 }
 
-static int fail_file(out_file *file, const char *what)
-{
-    int code = out_error(EXIT_INTERNAL, "%s: cannot %s: %s", file->path, what, strerror(errno));
-    if (file->stream) fclose(file->stream);
-    if (file->temporary) unlink(file->temporary);
-    free(file->temporary);
-    memset(file, 0, sizeof *file);
-    return code;
-}
-
 int out_file_open(out_file *file, const char *path)
 {
-    static const char name[] = ".dspark-XXXXXX";
-    const char *slash = strrchr(path, '/');
-    size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
-    struct stat info;
-    int fd;
-    mode_t mask = umask(0);
-    umask(mask);
     memset(file, 0, sizeof *file);
     file->path = path;
-    /* The rename would put a file in the place of a device or a pipe. */
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return out_error(EXIT_USAGE, "%s: exists and is not a regular file", path);
-    file->temporary = malloc(folder + sizeof name);
-    if (!file->temporary) return fail_file(file, "write");
-    memcpy(file->temporary, path, folder);
-    memcpy(file->temporary + folder, name, sizeof name);
-    fd = mkstemp(file->temporary);
-    if (fd < 0) {
-        free(file->temporary);
-        file->temporary = NULL;
-        return fail_file(file, "write");
-    }
-    fchmod(fd, 0666 & ~mask); /* mkstemp's 0600 is for secrets */
-    file->stream = fdopen(fd, "w");
-    if (!file->stream) {
-        close(fd);
-        return fail_file(file, "write");
-    }
-    return EXIT_OK;
+    file->stream = open_memstream(&file->text, &file->n);
+    return file->stream ? EXIT_OK : out_error(EXIT_INTERNAL, "%s: out of memory", path);
 }
 
 int out_file_try(const char *path)
 {
-    out_file file;
-    int code = out_file_open(&file, path);
-    if (code != EXIT_OK) return code;
-    fclose(file.stream);
-    unlink(file.temporary);
-    free(file.temporary);
-    return EXIT_OK;
+    dspark_writer *w = NULL;
+    dspark_error err;
+    dspark_status st = dspark_writer_create(&w, path, &err);
+    dspark_writer_abort(w);
+    return st == DSPARK_OK ? EXIT_OK : out_fail(st, &err);
 }
 
 int out_file_commit(out_file *file)
 {
-    FILE *stream = file->stream;
-    if (fflush(stream) != 0 || ferror(stream) || fsync(fileno(stream)) != 0)
-        return fail_file(file, "write");
-    file->stream = NULL;
-    if (fclose(stream) != 0 || rename(file->temporary, file->path) != 0)
-        return fail_file(file, "write");
-    free(file->temporary);
+    dspark_error err = {0};
+    dspark_status st;
+    int failed = ferror(file->stream);
+    if (fclose(file->stream) != 0) failed = 1;
+    if (failed)
+        st = out_set_error(&err, DSPARK_ENOMEM, file->path, "out of memory for the text");
+    else
+        st = dspark_file_write(file->path, file->text, file->n, &err);
+    free(file->text);
     memset(file, 0, sizeof *file);
-    return EXIT_OK;
+    return st == DSPARK_OK ? EXIT_OK : out_fail(st, &err);
 }
 
 double out_clock(void)

@@ -104,19 +104,19 @@ const char *out_refuse_target(const char *path, const char *input);
 /* Do both name one file? Neither needs to exist; their folders must. */
 int out_same_target(const char *a, const char *b);
 
-/* A text file that is complete or not there: written under a temporary name beside `path`. */
+/* A text file that is complete or not there: collected in memory, written when it is finished. */
 typedef struct out_file {
     FILE *stream;
     const char *path;
-    char *temporary;
+    char *text;
+    size_t n;
 } out_file;
-/* Prints what went wrong; returns EXIT_OK, EXIT_USAGE when something else than a regular file lies there,
- * or EXIT_INTERNAL. */
+/* They print what went wrong and return EXIT_OK, EXIT_USAGE when something else than a regular file lies at
+ * the path, or EXIT_INTERNAL. After a failure of open there is nothing to commit. */
 int out_file_open(out_file *file, const char *path);
-/* Could it be opened? Leaves nothing behind. For an early answer before long work. */
-int out_file_try(const char *path);
-/* Flush, sync, rename. On failure the temporary file is removed. */
 int out_file_commit(out_file *file);
+/* Could it be written? Leaves nothing behind. For an early answer before long work. */
+int out_file_try(const char *path);
 
 /* Seconds of a clock that only goes forward. */
 double out_clock(void);

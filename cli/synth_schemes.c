@@ -457,17 +457,20 @@ static json_t *quant_json(const synth_scheme *s, const dspark_checkpoint *c, uin
 static dspark_status write_config(const synth_scheme *s, const dspark_checkpoint *c, const char *plain,
                                   const char *folder, uint32_t group, dspark_error *err)
 {
-    char path[4200];
+    char path[4200], *text = NULL;
+    dspark_status st;
     json_t *config;
-    int bad;
     snprintf(path, sizeof path, "%s/config.json", plain);
     config = json_load_file(path, 0, NULL);
     if (!config) return out_set_error(err, DSPARK_EIO, path, "cannot be read back");
-    bad = json_object_set_new(config, "quantization_config", quant_json(s, c, group));
     snprintf(path, sizeof path, "%s/config.json", folder);
-    bad = bad || json_dump_file(config, path, JSON_INDENT(2)) != 0;
+    if (json_object_set_new(config, "quantization_config", quant_json(s, c, group)) == 0)
+        text = json_dumps(config, JSON_INDENT(2));
     json_decref(config);
-    return bad ? out_set_error(err, DSPARK_EOUTPUT, path, "cannot be written") : DSPARK_OK;
+    st = text ? dspark_file_write(path, text, strlen(text), err)
+              : out_set_error(err, DSPARK_ENOMEM, path, "out of memory");
+    free(text);
+    return st;
 }
 
 dspark_status synth_scheme_write(const synth_scheme *s, const char *plain, const char *out,

@@ -149,8 +149,16 @@ int tmp_folder_inner(char *inner, size_t size, const tmp_folder *t)
 int tmp_folder_rename(const tmp_folder *t, const char *path)
 {
     char inner[sizeof t->path + sizeof whole_name + 1];
+    int folder;
     snprintf(inner, sizeof inner, "%s/%s", t->path, whole_name);
-    return rename(inner, path) == 0 ? 0 : errno;
+    if (rename(inner, path) != 0) return errno;
+    snprintf(inner, sizeof inner, "%s/..", t->path);
+    folder = open(inner, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) {
+        (void)fsync(folder); /* some file systems cannot */
+        close(folder);
+    }
+    return 0;
 }
 
 void tmp_folder_remove(tmp_folder *t)

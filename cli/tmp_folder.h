@@ -18,7 +18,7 @@ int tmp_folder_make(tmp_folder *t, const char *prefix);
 int tmp_folder_beside(tmp_folder *t, const char *out, const char *kind);
 /* An empty folder inside: its path. 0, or an errno. */
 int tmp_folder_inner(char *inner, size_t size, const tmp_folder *t);
-/* Give that one, finished, its name: 0, or an errno and all is as before. */
+/* Give that one, finished, its name beside the prefix: 0, or an errno and all is as before. */
 int tmp_folder_rename(const tmp_folder *t, const char *path);
 /* With everything in it. Accepts one without a path. */
 void tmp_folder_remove(tmp_folder *t);

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/dtype.h"
+#include "ckpt/outfile.h"
 #include "ckpt/synth.h"
 #include "ckpt/writer.h"
 #include "model/context.h"
@@ -160,6 +161,13 @@ dspark_status dspark_writer_commit(dspark_writer *w, dspark_error *err)
 void dspark_writer_abort(dspark_writer *w)
 {
     dspark__writer_abort(w);
+}
+
+dspark_status dspark_file_write(const char *path, const void *data, size_t n_bytes, dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!path || (n_bytes && !data)) return dspark__fail_null(err, "path or data");
+    return dspark__outfile_put(path, data, n_bytes, err);
 }
 
 /* ---- inspection ---- */

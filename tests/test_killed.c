@@ -85,7 +85,36 @@ static int changes_a_folder(const call_info *c)
     }
 }
 
-/* Let it run to its n-th such call, which is not done yet. 0: it ended before, with *code. */
+/* ---- what it syncs ---- */
+
+static struct {
+    dev_t device;
+    ino_t file;
+} synced[256];
+static size_t n_synced;
+
+static void note_sync(pid_t pid, const call_info *c)
+{
+    char name[64];
+    struct stat info;
+    if (c->number != SYS_fsync && c->number != SYS_fdatasync) return;
+    snprintf(name, sizeof name, "/proc/%ld/fd/%d", (long)pid, (int)c->args[0]);
+    if (stat(name, &info) != 0 || n_synced == sizeof synced / sizeof *synced) return;
+    synced[n_synced].device = info.st_dev;
+    synced[n_synced++].file = info.st_ino;
+}
+
+static int was_synced(const char *path)
+{
+    struct stat info;
+    size_t i;
+    assert_int_equal(stat(path, &info), 0);
+    for (i = 0; i < n_synced; i++)
+        if (synced[i].device == info.st_dev && synced[i].file == info.st_ino) return 1;
+    return 0;
+}
+
+/* Let it run to its n-th call that changes a folder, which is not done yet. 0: it ended before, with *code. */
 static int run_to(pid_t pid, size_t n, int *code)
 {
     size_t seen = 0;
@@ -101,6 +130,7 @@ static int run_to(pid_t pid, size_t n, int *code)
             call_info info = {0};
             signal_number = 0;
             assert_true(ptrace(GET_SYSCALL_INFO, pid, (void *)sizeof info, &info) > 0);
+            if (info.op == 1) note_sync(pid, &info);
             if (info.op == 1 && changes_a_folder(&info) && ++seen == n) return 1;
         } else if (signal_number == SIGSTOP) { /* its own, at the start */
             signal_number = 0;
@@ -207,6 +237,68 @@ static void test_killed_format(void **state)
     kill_everywhere("synth %s --preset tiny --format int4-gidx");
 }
 
+/* A report: the next run leaves nothing of one that was killed. */
+static void test_killed_report(void **state)
+{
+    static const char args[] = "bench plain --tokens 1 --repeat 1 --buffer 1M --threads 1 --path onepass --csv x";
+    size_t n;
+    (void)state;
+    assert_int_equal(run_cli("synth plain --preset tiny").code, 0);
+    for (n = 1;; n++) {
+        int code = 0;
+        pid_t pid = start_traced(args);
+        if (!run_to(pid, n, &code)) {
+            if (code == NO_TRACING) skip();
+            assert_int_equal(code, 0);
+            break;
+        }
+        kill_it(pid);
+        assert_int_equal(run_cli("%s", args).code, 0);
+        assert_true(exists(in_folder("x")));
+        if (tmpdir_count(cli_folder()) != 2) fail_msg("killed at call %zu: leftovers", n);
+        assert_int_equal(remove(in_folder("x")), 0);
+    }
+    assert_true(n > 5);
+}
+
+/* Every file of what a run makes, the folder, and the one that names it; a report by its own name. */
+static void test_synced(void **state)
+{
+    static const char *const runs[] = {
+        "synth x --preset tiny --shard-size 120K",
+        "synth x --preset tiny --format int3",
+        "synth x --preset tiny --format fp8-deepseek",
+        "synth x --preset tiny --format nvfp4-modelopt",
+        "quantize plain x --format fp8 --threads 1",
+        "synth --dump x --for plain --tokens 3",
+        "bench plain --tokens 1 --repeat 1 --buffer 1M --threads 1 --path onepass --csv x",
+    };
+    size_t i;
+    (void)state;
+    assert_int_equal(run_cli("synth plain --preset tiny").code, 0);
+    for (i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char path[1200];
+        const struct dirent *e;
+        DIR *d;
+        int code = 0;
+        pid_t pid = start_traced(runs[i]);
+        n_synced = 0;
+        assert_int_equal(run_to(pid, NEVER, &code), 0);
+        if (code == NO_TRACING) skip();
+        assert_int_equal(code, 0);
+        if (!was_synced(in_folder("x"))) fail_msg("%s: x was not synced", runs[i]);
+        if (!was_synced(cli_folder())) fail_msg("%s: the folder of x was not synced", runs[i]);
+        d = opendir(in_folder("x"));
+        while (d && (e = readdir(d)) != NULL) {
+            snprintf(path, sizeof path, "x/%.100s", e->d_name);
+            if (e->d_name[0] != '.' && !was_synced(in_folder(path)))
+                fail_msg("%s: %s was not synced", runs[i], path);
+        }
+        if (d) closedir(d);
+        tmpdir_remove(in_folder("x"));
+    }
+}
+
 /* One run stopped at each call while another one comes and goes: one of both has the folder. */
 static void test_two_runs(void **state)
 {
@@ -296,6 +388,8 @@ int main(void)
         cmocka_unit_test_teardown(test_killed_synth, remove_folder),
         cmocka_unit_test_teardown(test_killed_quantize, remove_folder),
         cmocka_unit_test_teardown(test_killed_format, remove_folder),
+        cmocka_unit_test_teardown(test_killed_report, remove_folder),
+        cmocka_unit_test_teardown(test_synced, remove_folder),
         cmocka_unit_test_teardown(test_two_runs, remove_folder),
         cmocka_unit_test(test_no_links),
     };

@@ -291,6 +291,47 @@ static void test_out_of_memory(void **state)
     tmpdir_remove(dir);
 }
 
+/* Any other file, in one call: there as given, or as before. */
+static void test_whole_file(void **state)
+{
+    const char *dir = tmpdir_make(), *path = tmpdir_path(dir, "f");
+    struct rlimit old, little;
+    struct stat info;
+    char read_back[8];
+    dspark_error err = {0};
+    (void)state;
+    tmpdir_write(tmpdir_path(dir, ".dspark-1-0.tmp"), "left", 4);
+    assert_int_equal(dspark_file_write(path, "a\0b\n", 4, &err), DSPARK_OK);
+    assert_int_equal(tmpdir_count(dir), 1);
+    getrlimit(RLIMIT_FSIZE, &old);
+    little = old;
+    little.rlim_cur = 3;
+    setrlimit(RLIMIT_FSIZE, &little);
+    assert_int_equal(dspark_file_write(path, "other", 5, &err), DSPARK_EOUTPUT);
+    setrlimit(RLIMIT_FSIZE, &old);
+    for (size_t n = 1;; n++) {
+        oom_fail_nth(n);
+        dspark_status st = dspark_file_write(path, "a\0b\n", 4, &err);
+        oom_stop();
+        if (!oom_failed()) break;
+        assert_int_equal(st, DSPARK_ENOMEM);
+    }
+    assert_int_equal(dspark_file_write(dir, "x", 1, &err), DSPARK_EINVAL);
+    assert_int_equal(dspark_file_write(NULL, "x", 1, &err), DSPARK_EINVAL);
+    assert_int_equal(dspark_file_write(path, NULL, 1, &err), DSPARK_EINVAL);
+    assert_int_equal(dspark_file_write(tmpdir_path(dir, "no/f"), "x", 1, &err), DSPARK_EOUTPUT);
+    assert_int_equal(tmpdir_count(dir), 1);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fread(read_back, 1, sizeof read_back, f), 4);
+    assert_memory_equal(read_back, "a\0b\n", 4);
+    fclose(f);
+    assert_int_equal(dspark_file_write(path, NULL, 0, &err), DSPARK_OK);
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_size, 0);
+    tmpdir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -302,6 +343,7 @@ int main(void)
         cmocka_unit_test(test_old_file_survives),
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_whole_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

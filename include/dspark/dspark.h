@@ -202,6 +202,10 @@ DSPARK_API dspark_status dspark_writer_commit(dspark_writer *w, dspark_error *er
 /* Throw the unfinished file away. Accepts NULL. */
 DSPARK_API void dspark_writer_abort(dspark_writer *w);
 
+/* A file of any other kind, complete or not there. Calls for different paths may run at the same time. */
+DSPARK_API dspark_status dspark_file_write(const char *path, const void *data, size_t n_bytes,
+                                           dspark_error *err);
+
 /* ------------------------------------------------------------------------------------------------
  * What a checkpoint is
  * --------------------------------------------------------------------------------------------- */

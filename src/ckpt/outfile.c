@@ -166,6 +166,16 @@ done:
     return st;
 }
 
+dspark_status dspark__outfile_put(const char *path, const void *data, size_t n, dspark_error *err)
+{
+    dspark__outfile file;
+    dspark_status st = dspark__outfile_create(&file, path, 0, err);
+    if (st == DSPARK_OK) st = dspark__outfile_write(&file, data, n, err);
+    if (st == DSPARK_OK) return dspark__outfile_commit(&file, err);
+    dspark__outfile_abort(&file);
+    return st;
+}
+
 void dspark__outfile_abort(dspark__outfile *o)
 {
     if (!o->path) return;

@@ -27,6 +27,8 @@ dspark_status dspark__outfile_write_at(dspark__outfile *o, const void *data, siz
                                        dspark_error *err);
 /* Sync, rename, and end: whatever happens, nothing is open or left behind afterwards. */
 dspark_status dspark__outfile_commit(dspark__outfile *o, dspark_error *err);
+/* All of it in one call. */
+dspark_status dspark__outfile_put(const char *path, const void *data, size_t n, dspark_error *err);
 /* Accepts a zero object and one that is ended. */
 void dspark__outfile_abort(dspark__outfile *o);
 

@@ -225,13 +225,9 @@ char *dspark__stage_add(dspark__stage *s, const char *name)
 dspark_status dspark__stage_write(dspark__stage *s, const char *name, const char *text, size_t n,
                                  dspark_error *err)
 {
-    dspark__outfile file = {0};
     char *path = dspark__stage_add(s, name);
     if (!path) return dspark__fail_nomem(err, "a path", strlen(name));
-    dspark_status st = dspark__outfile_create(&file, path, 0, err);
-    if (st == DSPARK_OK) st = dspark__outfile_write(&file, text, n, err);
-    if (st == DSPARK_OK) st = dspark__outfile_commit(&file, err);
-    dspark__outfile_abort(&file);
+    dspark_status st = dspark__outfile_put(path, text, n, err);
     free(path);
     return st;
 }
@@ -261,6 +257,16 @@ static dspark_status put_out(const dspark__stage *s, const char *name, dspark_er
     return dspark__fail_output(err, s->dir, "cannot put the finished file there", errno);
 }
 
+/* A folder made by this run is a name in another one. Some file systems cannot sync a folder. */
+static void sync_target(const dspark__stage *s)
+{
+    int above = s->made_dir ? openat(s->folder, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    (void)fsync(s->folder);
+    if (above < 0) return;
+    (void)fsync(above);
+    close(above);
+}
+
 /* The target's lock is held until the stage is closed, so that files of two runs never mix. Where there
  * are no such locks, put_out still replaces nothing. */
 dspark_status dspark__stage_publish(dspark__stage *s, dspark_error *err)
@@ -278,7 +284,7 @@ dspark_status dspark__stage_publish(dspark__stage *s, dspark_error *err)
         if ((st = put_out(s, s->names[s->n_published], err)) != DSPARK_OK) return st;
         s->n_published++;
     }
-    (void)fsync(s->folder);
+    sync_target(s);
     return DSPARK_OK;
 }
 

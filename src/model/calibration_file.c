@@ -28,16 +28,6 @@ static json_t *to_json(const dspark_calibration *c)
     return NULL;
 }
 
-static dspark_status write_text(const char *path, const char *text, dspark_error *err)
-{
-    dspark__outfile file;
-    dspark_status st = dspark__outfile_create(&file, path, 0, err);
-    if (st == DSPARK_OK) st = dspark__outfile_write(&file, text, strlen(text), err);
-    if (st == DSPARK_OK) return dspark__outfile_commit(&file, err);
-    dspark__outfile_abort(&file);
-    return st;
-}
-
 static dspark_status check_name(const char *path, dspark_error *err)
 {
     size_t n = strlen(path);
@@ -56,7 +46,7 @@ dspark_status dspark__calibration_save(const dspark_calibration *c, const char *
     char *text = doc ? dspark__json_short_text(doc, JSON_INDENT(2)) : NULL;
     json_decref(doc);
     if (!text) return dspark__fail_nomem(err, "calibration", 4096);
-    st = write_text(path, text, err);
+    st = dspark__outfile_put(path, text, strlen(text), err);
     free(text);
     return st;
 }
