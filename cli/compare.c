@@ -121,7 +121,6 @@ static dspark_status open_inputs(compare_job *job, dspark_error *err)
     job->rows.n_rows = job->n;
     st = dump_start(&job->rows, a->start_given, a->start, &job->start, err);
     if (st == DSPARK_OK) st = dump_check_window(&job->rows, job->start, job->config, err);
-    if (st == DSPARK_OK) st = dump_check_rows(&job->rows, 0, job->n, err);
     return st;
 }
 
@@ -243,9 +242,10 @@ static dspark_status run_piece(compare_job *job, const variant *v, dspark_contex
     dspark_status st = DSPARK_OK;
     dspark_batch_init(&batch);
     set_piece(job, &batch, first, most);
+    if (is_first) st = dump_check_rows(&job->rows, first, batch.n_tokens, err);
     /* Taps to states once for each level and thread count, by the one-pass variant, which comes
      * first: the paths differ only behind it. */
-    if (!v->from_taps) {
+    if (st == DSPARK_OK && !v->from_taps) {
         if (v->path == DSPARK_PATH_ONEPASS)
             st = dspark_context_states(context, &batch, states + at, err);
         else if (v->isa == job->variants[0].isa)
@@ -259,7 +259,8 @@ static dspark_status run_piece(compare_job *job, const variant *v, dspark_contex
     if (st == DSPARK_OK && info.n_rows != batch.n_tokens)
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %zu are complete", info.n_rows,
                            batch.n_tokens);
-    return st == DSPARK_OK ? out_check_interrupt(err) : dump_blame(&job->rows, st, err);
+    if (st == DSPARK_OK) return out_check_interrupt(err);
+    return dump_first_fault(&job->rows, context, &batch, dspark_cache_get_view(cache), st, err);
 }
 
 static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err)
@@ -279,9 +280,9 @@ static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err
     if (st != DSPARK_OK) return st;
     v->n_threads = dspark_context_get_plan(context).n_threads;
     clear_cache(job, is_first ? job->first_cache : job->cache);
-    if (is_first) st = run_exact(job, context, err);
     for (first = 0; st == DSPARK_OK && first < job->n; first += most)
         st = run_piece(job, v, context, first, most, err);
+    if (is_first && st == DSPARK_OK) st = run_exact(job, context, err); /* the rows are finite, it is known now */
     dspark_context_free(context);
     return st;
 }

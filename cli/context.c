@@ -364,10 +364,6 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     dspark_status st = dump_check_rows(rows, first, n, err);
     double t0, t1;
     uint64_t i;
-    if (st != DSPARK_OK) return st;
-    for (i = first; i < first + n; i++)
-        row_digest_add(&job->taps_digest, rows->taps + (size_t)i * rows->stride, rows->row_bytes);
-    dump_stats_add(&job->stats, rows, first, n);
     dspark_batch_init(&batch);
     batch.n_tokens = (size_t)n;
     batch.taps = rows->taps + (size_t)first * rows->stride;
@@ -375,13 +371,16 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
     batch.positions = job->positions + first;
     batch.slots = job->slots + first;
     batch.first_row = (size_t)first;
-    t0 = out_clock();
-    st = dspark_context_states(job->context, &batch, job->states, err);
-    t1 = out_clock();
-    job->states_seconds += t1 - t0;
-    /* An entry of a row before may overflow as well: the first is named, whatever the batch. */
-    if (st == DSPARK_ENONFINITE) (void)dspark_context_run(job->context, &batch, &job->view, NULL, err);
-    if (st != DSPARK_OK) return dump_blame(rows, st, err);
+    if (st == DSPARK_OK) {
+        for (i = first; i < first + n; i++)
+            row_digest_add(&job->taps_digest, rows->taps + (size_t)i * rows->stride, rows->row_bytes);
+        dump_stats_add(&job->stats, rows, first, n);
+        t0 = out_clock();
+        st = dspark_context_states(job->context, &batch, job->states, err);
+        t1 = out_clock();
+        job->states_seconds += t1 - t0;
+    }
+    if (st != DSPARK_OK) return dump_first_fault(rows, job->context, &batch, &job->view, st, err);
     for (i = 0; i < n; i++)
         row_digest_add(&job->states_digest, job->states + (size_t)i * state_bytes, state_bytes);
     if (job->states_writer) {
@@ -399,7 +398,7 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %" PRIu64 " are complete",
                            info.n_rows, n);
     if (st == DSPARK_OK) digest_entries(job, first, n);
-    return dump_blame(rows, st, err);
+    return dump_first_fault(rows, job->context, &batch, &job->view, st, err);
 }
 
 static dspark_status run_rows(context_job *job, dspark_error *err)

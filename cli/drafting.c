@@ -142,6 +142,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
     uint64_t first, n, i;
     dspark_batch batch;
     progress bar;
+    dspark_context *context = dspark_drafter_context(d->drafter);
     dspark_status st = dump_start(rows, 0, 0, &d->start, err);
     if (st == DSPARK_OK) st = dump_check_window(rows, d->start, d->config, err);
     if (st == DSPARK_OK) st = make_cache(d, rows->n_rows, err);
@@ -154,7 +155,6 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
     for (first = 0; st == DSPARK_OK && first < rows->n_rows; first += n) {
         double t0 = out_clock();
         n = rows->n_rows - first < most ? rows->n_rows - first : most;
-        if ((st = dump_check_rows(rows, first, n, err)) != DSPARK_OK) break;
         for (i = 0; i < n; i++) {
             positions[i] = (int64_t)(d->start + first + i);
             slots[i] = (int64_t)(first + i);
@@ -162,7 +162,9 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         batch.n_tokens = (size_t)n;
         batch.taps = rows->taps + (size_t)first * rows->stride;
         batch.first_row = (size_t)first;
-        st = dspark_context_run(dspark_drafter_context(d->drafter), &batch, &d->view, NULL, err);
+        st = dump_check_rows(rows, first, n, err);
+        if (st == DSPARK_OK) st = dspark_context_run(context, &batch, &d->view, NULL, err);
+        st = dump_first_fault(rows, context, &batch, &d->view, st, err);
         d->context_seconds += out_clock() - t0;
         dump_forget_rows(rows, first, n);
         if (st == DSPARK_OK && bar_label && progress_update(&bar, first + n, rows->n_rows))
@@ -170,7 +172,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         if (st == DSPARK_OK) st = out_check_interrupt(err);
     }
     if (bar_label) progress_end(&bar);
-    return dump_blame(rows, st, err);
+    return st;
 }
 
 void drafting_input(const drafting *d, const dump *rows, uint64_t row, dspark_draft_input *in)

@@ -199,26 +199,49 @@ static int row_is_finite(const unsigned char *row, size_t n_bytes)
     return 1;
 }
 
+/* How many rows from `first` on come before one that is not finite. */
+static uint64_t count_finite(const dump *d, uint64_t first, uint64_t n)
+{
+    uint64_t i = 0;
+    while (i < n && row_is_finite(d->taps + (size_t)(first + i) * d->stride, d->stride)) i++;
+    return i;
+}
+
 dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_error *err)
 {
-    uint64_t r;
-    for (r = first; r < first + n; r++) {
-        const unsigned char *row = d->taps + (size_t)r * d->stride;
-        size_t i;
-        char where[256], state[32];
-        if (row_is_finite(row, d->stride)) continue;
-        for (i = 0; i + 2 <= d->stride; i += 2)
-            if (!row_is_finite(row + i, 2)) break;
-        if (i / 2 / d->tap_width < d->n_taps)
-            snprintf(state, sizeof state, "tap %zu", i / 2 / d->tap_width);
-        else
-            snprintf(state, sizeof state, "the verifier's state");
-        snprintf(where, sizeof where, "%s: hidden_states", d->path);
-        return out_set_error(err, DSPARK_ENONFINITE, where, "row %" PRIu64 ", %s, element %zu: "
-                             "expected a finite number, found NaN or infinity", r, state,
-                             i / 2 % d->tap_width);
+    const uint64_t r = first + count_finite(d, first, n);
+    const unsigned char *row = d->taps + (size_t)r * d->stride;
+    char where[256], state[32];
+    size_t i;
+    if (r == first + n) return DSPARK_OK;
+    for (i = 0; i + 2 <= d->stride; i += 2)
+        if (!row_is_finite(row + i, 2)) break;
+    if (i / 2 / d->tap_width < d->n_taps)
+        snprintf(state, sizeof state, "tap %zu", i / 2 / d->tap_width);
+    else
+        snprintf(state, sizeof state, "the verifier's state");
+    snprintf(where, sizeof where, "%s: hidden_states", d->path);
+    return out_set_error(err, DSPARK_ENONFINITE, where, "row %" PRIu64 ", %s, element %zu: "
+                         "expected a finite number, found NaN or infinity", r, state,
+                         i / 2 % d->tap_width);
+}
+
+dspark_status dump_first_fault(const dump *d, dspark_context *context, const dspark_batch *batch,
+                               const dspark_cache_view *view, dspark_status st, dspark_error *err)
+{
+    dspark_batch before = *batch;
+    if (st != DSPARK_ENONFINITE) return st;
+    before.states = NULL;
+    before.states_stride = 0;
+    before.taps = d->taps + batch->first_row * d->stride;
+    before.taps_stride = d->stride;
+    before.n_tokens = (size_t)count_finite(d, batch->first_row, batch->n_tokens);
+    if (before.n_tokens) {
+        dspark_error earlier;
+        if (dspark_context_run(context, &before, view, NULL, &earlier) != DSPARK_OK) *err = earlier;
     }
-    return DSPARK_OK;
+    out_add_path(err, d->path);
+    return err->code;
 }
 
 /* Four sums side by side; the order is fixed, so batches do not change the result. */
@@ -316,12 +339,6 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
 void dump_forget_rows(const dump *d, uint64_t first, uint64_t n)
 {
     if (d->states) dspark_checkpoint_drop(d->file, d->states, first * d->stride, n * d->stride);
-}
-
-dspark_status dump_blame(const dump *d, dspark_status st, dspark_error *err)
-{
-    if (st == DSPARK_ENONFINITE) out_add_path(err, d->path);
-    return st;
 }
 
 void dump_close(dump *d)

@@ -321,12 +321,13 @@ static void write_spikes(const char *name, uint64_t n, uint16_t ground, uint64_t
 }
 
 /* What is wrong with a row of the dump is told of the dump's row, with the same words for every batch. */
-static void same_words(const char *checkpoint, const char *name, const char *says)
+static void same_words(const char *checkpoint, const char *name, const char *says, int drafts)
 {
     static const char *const batches[] = {"512", "1", "10", "149", "1024"};
     char first[800] = "";
+    cli_result r;
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
-        cli_result r = run_cli("context %s --taps %s --out never.st --batch %s", checkpoint, name, batches[i]);
+        r = run_cli("context %s --taps %s --out never.st --batch %s", checkpoint, name, batches[i]);
         assert_int_equal(r.code, 3);
         assert_has(r.err, name);
         assert_has(r.err, says);
@@ -334,22 +335,34 @@ static void same_words(const char *checkpoint, const char *name, const char *say
         assert_string_equal(r.err, first);
         assert_false(folder_has("never.st"));
     }
+    r = run_cli("compare %s --taps %s", checkpoint, name);
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, name);
+    assert_has(r.err, says);
+    if (!drafts) return;
+    r = run_cli("draft %s --taps %s --target " TARGET, checkpoint, name);
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, name);
+    assert_has(r.err, says);
 }
 
 static void test_overflow(void **state)
 {
-    cli_result r;
     (void)state;
     write_spikes("huge.st", 600, 0x3f80, 577, 0x7f7f, 577, 0);
-    same_words("tiny", "huge.st", "row 577, layer 0 overflows");
-    r = run_cli("compare tiny --taps huge.st");
-    assert_int_equal(r.code, 3);
-    assert_has(r.err, "huge.st");
-    assert_has(r.err, "row 577, layer 0 overflows");
-    r = run_cli("draft tiny --taps huge.st --target " TARGET);
-    assert_int_equal(r.code, 3);
-    assert_has(r.err, "huge.st");
-    assert_has(r.err, "row 577, layer 0 overflows");
+    same_words("tiny", "huge.st", "row 577, layer 0 overflows", 1);
+}
+
+/* One row overflows, another one is no number: the first is named. */
+static void test_overflow_and_nan(void **state)
+{
+    (void)state;
+    write_spikes("both.st", 600, 0x3f80, 577, 0x7f7f, 579, 0x7fc0);
+    same_words("tiny", "both.st", "row 577, layer 0 overflows", 1);
+    write_spikes("both.st", 600, 0x3f80, 577, 0x7fc0, 579, 0x7f7f);
+    same_words("tiny", "both.st", "row 577, tap 0, element 0: expected a finite number", 1);
+    write_spikes("both.st", 3, 0x3f80, 0, 0x7fc0, 1, 0x7f7f);
+    same_words("tiny", "both.st", "row 0, tap 0, element 0: expected a finite number", 1);
 }
 
 /* Weights of 1e20 behind the states: now an ordinary row overflows too, but only in its entries. Rows of
@@ -380,9 +393,11 @@ static void test_overflow_of_two_kinds(void **state)
     assert_int_equal(fclose(f), 0);
     free(bytes);
     write_spikes("two.st", 150, 0, 77, 0x3f80, 79, 0x7f7f);
-    same_words("hot", "two.st", "entries: row 77, layer 0 overflows");
+    same_words("hot", "two.st", "entries: row 77, layer 0 overflows", 0);
     write_spikes("two.st", 150, 0, 77, 0x7f7f, 79, 0x3f80);
-    same_words("hot", "two.st", "states: row 77, layer 0 overflows");
+    same_words("hot", "two.st", "states: row 77, layer 0 overflows", 0);
+    write_spikes("two.st", 150, 0, 77, 0x3f80, 79, 0x7fc0);
+    same_words("hot", "two.st", "entries: row 77, layer 0 overflows", 0);
 }
 
 /* ---- outputs ---- */
@@ -459,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_bad_dumps),
         cmocka_unit_test(test_positions),
         cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_overflow_and_nan),
         cmocka_unit_test(test_overflow_of_two_kinds),
         cmocka_unit_test(test_refused_outputs),
         cmocka_unit_test(test_cancelled),
