@@ -345,6 +345,92 @@ int linkat(int from, const char *name, int to, const char *other, int flags)
     return -1;
 }
 
+static dspark_status synth_moved(const char *dir, dspark_error *err)
+{
+    dspark_synth_opts o;
+    dspark_synth_opts_init(&o);
+    o.preset = "tiny";
+    o.shard_bytes = 120000;
+    no_links = 1;
+    foreign_at = 0;
+    return dspark_synth_checkpoint(dir, &o, err);
+}
+
+/* A run of this process's code that stops like those of the command. */
+static pid_t start_moving(const char *dir)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(NO_TRACING);
+        raise(SIGSTOP);
+        _exit(synth_moved(dir, NULL) == DSPARK_OK ? 0 : 1);
+    }
+    return pid;
+}
+
+/* Killed at each call: what it had moved is taken back by the next run. */
+static void test_killed_moving(void **state)
+{
+    size_t n;
+    (void)state;
+    cli_folder();
+    assert_int_equal(synth_moved(in_folder("wanted"), NULL), DSPARK_OK);
+    assert_true(tmpdir_count(in_folder("wanted")) > 3);
+    for (n = 1;; n++) {
+        int code = 0, whole;
+        pid_t pid = start_moving(in_folder("x"));
+        if (!run_to(pid, n, &code)) {
+            if (code == NO_TRACING) skip();
+            assert_int_equal(code, 0);
+            break;
+        }
+        kill_it(pid);
+        whole = exists(in_folder("x/config.json"));
+        if (synth_moved(in_folder("x"), NULL) != (whole ? DSPARK_EINVAL : DSPARK_OK))
+            fail_msg("killed at call %zu, whole %d: the next run ends otherwise", n, whole);
+        if (!is_like("x", "wanted")) fail_msg("killed at call %zu: not as it is to be", n);
+        tmpdir_remove(in_folder("x"));
+    }
+    assert_true(n > 20);
+    assert_true(is_like("x", "wanted"));
+    no_links = 0;
+}
+
+/* A file of a moved one's name that has been changed since, or is another one, stays. */
+static void test_moved_and_changed(void **state)
+{
+    size_t n;
+    int which;
+    (void)state;
+    cli_folder();
+    for (which = 0; which < 2; which++) {
+        char first[300] = "";
+        for (n = 1; !*first; n++) { /* killed when the first one is in its place */
+            int code = 0;
+            const struct dirent *e;
+            DIR *d;
+            pid_t pid = start_moving(in_folder("x"));
+            if (!run_to(pid, n, &code)) {
+                if (code == NO_TRACING) skip();
+                fail_msg("no file was moved");
+            }
+            kill_it(pid);
+            d = opendir(in_folder("x"));
+            while (d && (e = readdir(d)) != NULL)
+                if (strstr(e->d_name, ".safetensors")) snprintf(first, sizeof first, "x/%.100s", e->d_name);
+            if (d) closedir(d);
+            if (!*first) tmpdir_remove(in_folder("x"));
+        }
+        if (which == 1) assert_int_equal(remove(in_folder(first)), 0);
+        tmpdir_write(in_folder(first), "mine", 4);
+        assert_int_equal(synth_moved(in_folder("x"), NULL), DSPARK_EINVAL);
+        assert_true(exists(in_folder(first)));
+        assert_int_equal(tmpdir_count(in_folder("x")), 1);
+        tmpdir_remove(in_folder("x"));
+    }
+    no_links = 0;
+}
+
 static void test_no_links(void **state)
 {
     const char *dir = tmpdir_make();
@@ -391,6 +477,8 @@ int main(void)
         cmocka_unit_test_teardown(test_killed_report, remove_folder),
         cmocka_unit_test_teardown(test_synced, remove_folder),
         cmocka_unit_test_teardown(test_two_runs, remove_folder),
+        cmocka_unit_test_teardown(test_killed_moving, remove_folder),
+        cmocka_unit_test_teardown(test_moved_and_changed, remove_folder),
         cmocka_unit_test(test_no_links),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

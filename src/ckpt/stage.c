@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "ckpt/moved.h"
 #include "ckpt/outfile.h"
 #include "ckpt/stale.h"
 
@@ -100,8 +101,8 @@ static int is_stage_name(const char *name)
     return 0;
 }
 
-/* What a run that died while publishing left in the target is still in its stage too, as the same file:
- * both names go, as long as no config.json has made a checkpoint of the target. Only files that are
+/* What a run that died while publishing left in the target is still in its stage too, as the same file, or told
+ * of there (moved.h): it goes from both, as long as no config.json has made a checkpoint of the target. Only files that are
  * written into such directories are removed; with anything else inside, it stays. One that is held, or
  * without a lock file, stays as well, unless it is empty: its run died just after it had made or emptied
  * it, or lives and makes another one. 0: no memory. */
@@ -112,18 +113,20 @@ static int sweep_stage(int folder, const char *name)
     DIR *d = lock >= 0 ? list_folder(inner) : NULL;
     const int published = is_there(folder, "config.json");
     const struct dirent *e;
-    if (d) {
+    if (d && !published) ok = dspark__moved_take_back(inner, folder);
+    if (d && ok) {
         while ((e = readdir(d)) != NULL) {
             if (!is_checkpoint_file(e->d_name) && !dspark__stale_is_file_name(e->d_name)) continue;
             if (!published && is_checkpoint_file(e->d_name) && is_same(folder, inner, e->d_name))
                 (void)unlinkat(folder, e->d_name, 0);
             (void)unlinkat(inner, e->d_name, 0);
         }
+        (void)unlinkat(inner, DSPARK__MOVED_NAME, 0);
         (void)unlinkat(inner, LOCK_NAME, 0);
-        closedir(d);
-    } else if (lock >= 0) {
+    } else if (lock >= 0 && !d) {
         ok = errno != ENOMEM;
     }
+    if (d) closedir(d);
     if (inner >= 0) {
         (void)unlinkat(folder, name, AT_REMOVEDIR); /* fails when it is not empty */
         close(inner);
@@ -244,14 +247,29 @@ static int move_out(const dspark__stage *s, const char *name)
     return -1;
 }
 
+static dspark_status tell_moves(dspark__stage *s, dspark_error *err)
+{
+    char *path = s->told ? NULL : join_path(s->tmp, DSPARK__MOVED_NAME);
+    if (s->told) return DSPARK_OK;
+    if (!path) return dspark__fail_nomem(err, "a path", strlen(s->tmp));
+    s->told = 1;
+    dspark_status st = dspark__moved_write(path, s->inner, (const char(*)[DSPARK__STAGE_NAME_BYTES])s->names,
+                                           s->n_names, err);
+    free(path);
+    return st;
+}
+
 /* Never replaces a file. As a second name of the same file, by which the next run knows what a killed
  * one has published; moved where the file system gives none. */
-static dspark_status put_out(const dspark__stage *s, const char *name, dspark_error *err)
+static dspark_status put_out(dspark__stage *s, const char *name, dspark_error *err)
 {
     int done = linkat(s->inner, name, s->folder, name, 0);
     if (done != 0 && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK ||
-                      errno == EXDEV))
+                      errno == EXDEV)) {
+        dspark_status st = tell_moves(s, err);
+        if (st != DSPARK_OK) return st;
         done = move_out(s, name);
+    }
     if (done == 0) return DSPARK_OK;
     if (errno == EEXIST) return refuse_file(s, name, err);
     return dspark__fail_output(err, s->dir, "cannot put the finished file there", errno);
@@ -296,6 +314,7 @@ void dspark__stage_close(dspark__stage *s, int failed)
     if (failed)
         while (s->n_published > 0) unlinkat(s->folder, s->names[--s->n_published], 0);
     for (size_t i = 0; i < s->n_names; i++) unlinkat(s->inner, s->names[i], 0);
+    if (s->told) unlinkat(s->inner, DSPARK__MOVED_NAME, 0);
     if (s->lock >= 0) unlinkat(s->inner, LOCK_NAME, 0);
     close_tmp(s);
     if (s->folder >= 0) {

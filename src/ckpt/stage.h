@@ -18,6 +18,7 @@ typedef struct dspark__stage {
     int folder, inner; /* dir and tmp, opened; -1 */
     int lock;          /* a file in tmp that is held while the run lives; -1 */
     int made_dir;      /* dir did not exist before */
+    int told;          /* tmp has a file about what is moved (moved.h) */
     char (*names)[DSPARK__STAGE_NAME_BYTES]; /* files in tmp, in the order they are to appear */
     size_t n_names, n_published;
 } dspark__stage;
