@@ -137,10 +137,11 @@ static int print_text(const char *out, const dspark_quantize_opts *opts, const r
     }
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
     out_text(stdout, out);
-    printf(": %zu modules in %s (%s, %s scales), read back equal\n", all->n,
-           dspark_format_name(opts->format),
-           opts->layout == DSPARK_LAYOUT_MODELOPT ? "ModelOpt" : "compressed-tensors",
-           opts->scales == DSPARK_SCALES_MSE ? "mse" : "absmax");
+    printf(": %zu modules in %s", all->n, dspark_format_name(opts->format));
+    if (opts->format != DSPARK_FORMAT_BF16)
+        printf(" (%s, %s scales)", opts->layout == DSPARK_LAYOUT_MODELOPT ? "ModelOpt" : "compressed-tensors",
+               opts->scales == DSPARK_SCALES_MSE ? "mse" : "absmax");
+    printf(", read back equal\n");
     printf("%s before, %s after, %s %s (%.1f %%)\n", out_bytes(a, (double)before),
            out_bytes(b, (double)after),
            out_bytes(c, before > after ? (double)(before - after) : (double)(after - before)),

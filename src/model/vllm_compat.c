@@ -4,6 +4,7 @@
 
 #include "base/numfmt.h"
 #include "model/merged_linear.h"
+#include "quant/codes.h"
 
 /* One number for a whole shard: what every row's scale is. */
 static float shard_scale(const dspark__shard *shard)
@@ -23,6 +24,16 @@ static int all_of(const dspark__merged_linear *ml, const char *scheme)
     return 1;
 }
 
+/* E4M3 is what vLLM quantises to; codes of another kind would not be read as what they became. */
+static int all_e4m3(const dspark__merged_linear *ml)
+{
+    uint16_t e4m3[256];
+    dspark__codes_fp8(e4m3, DSPARK_F8_E4M3);
+    for (uint32_t s = 0; s < ml->n_shards; s++)
+        if (memcmp(ml->shards[s].packing.format.table, e4m3, sizeof e4m3) != 0) return 0;
+    return 1;
+}
+
 /* fp32 rounded to f16 and back: the dtype in which vLLM dequantises before it quantises again. */
 static float through_f16(float x)
 {
@@ -38,7 +49,7 @@ static float through_f16(float x)
     return dspark__f32_from_bits(sign | dspark__f32_bits(r));
 }
 
-/* Per-tensor FP8: each shard's codes are dequantised with its own scale and quantised with the largest. */
+/* Per-tensor E4M3: each shard's codes are dequantised with its own scale and quantised with the largest. */
 static void requantise_fp8(dspark__merged_linear *ml, float largest)
 {
     for (uint32_t s = 0; s < ml->n_shards; s++) {
@@ -67,6 +78,7 @@ const char *dspark__merged_linear_vllm_compat(dspark__merged_linear *ml)
     }
     if (largest == smallest) return "exact";
     if (!ct && !modelopt) {
+        if (!all_e4m3(ml)) return "exact";
         requantise_fp8(ml, largest);
         return "requantised to the largest scale";
     }
