@@ -165,6 +165,29 @@ static void test_next(void **state)
     expect("inspect tiny/config.json", 3, "give the directory", "next: dspark inspect tiny\n");
 }
 
+/* Whoever opens it names the file that is wrong. */
+static void test_config_is_named(void **state)
+{
+    static const char *const commands[] = {"context %s --taps dump.safetensors", "compare %s", "inspect %s",
+                                           "pack %s p --parts context", "quantize %s q --format fp8"};
+    static const char *const faults[][2] = {{"not-json", "{,"}, {"no-layers", "{\"qk_head_dim\": 1e999,"},
+                                            {"list", "{\"quantization_config\": [],"}};
+    size_t i, k;
+    (void)state;
+    for (i = 0; i < 3; i++) {
+        write_variant(faults[i][0], "{", faults[i][1]);
+        for (k = 0; k < sizeof commands / sizeof *commands; k++) {
+            char args[200];
+            cli_result r;
+            snprintf(args, sizeof args, commands[k], faults[i][0]);
+            r = run_cli("%s", args);
+            if (!strstr(r.out, "config.json: ") && !strstr(r.err, "config.json: "))
+                fail_msg("%s: %s", args, r.err);
+            assert_int_equal(r.code, 3);
+        }
+    }
+}
+
 static void test_other_files(void **state)
 {
     (void)state;
@@ -240,6 +263,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_not_there),   cmocka_unit_test(test_usable),
         cmocka_unit_test(test_deep),        cmocka_unit_test(test_next),
+        cmocka_unit_test(test_config_is_named),
         cmocka_unit_test(test_other_files), cmocka_unit_test(test_keys),
         cmocka_unit_test(test_options),
     };

@@ -18,7 +18,8 @@ static void test_fp8(void **state)
     (void)state;
     expect_rule(FP8(", 'activation_scheme': 'dynamic', 'fmt': 'e4m3', 'scale_fmt': 'ue8m0', "
                     "'weight_block_size': [128, 128]"),
-                KV, "fp8 yes f8 block 128x128 fp8");
+                KV, "fp8 yes f8 block 128x128 fp8_e4m3");
+    expect_rule(FP8(", 'fmt': 'E5M2'"), KV, "fp8 yes f8 tensor fp8_e5m2");
     expect_rule(FP8(", 'weight_block_size': null"), KV, "fp8 yes f8 tensor fp8");
     expect_rule(FP8(", 'modules_to_not_convert': ['kv_a_proj_with_mqa', 'lm_head']"), KV, "fp8 no");
     expect_rule(FP8(", 'modules_to_not_convert': ['self_attn']"), KV, "fp8 no");

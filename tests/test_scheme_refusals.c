@@ -333,7 +333,7 @@ static void test_int(void **state)
         {8, 64, {P4(8), S(2), {"weight_g_idx", I32, 64, 0, 2}}, INT_RULE(4, 1, .act_order = 1),
          BAD, "weight_g_idx", "column 0 is of group 2"},
         {8, 64, {P4(8), S(2), {"weight_g_idx", I32, 64, 0, -2}}, INT_RULE(4, 1, .act_order = 1),
-         BAD, "weight_g_idx", "column 0 is of group -2"},
+         BAD, "weight_g_idx", "column 0 is of group -2, expected one of 2 groups"},
         {8, 64, {P4(8), S(2), {"weight_g_idx", I32, 63, 0, 0}}, INT_RULE(4, 1, .act_order = 1),
          BAD, "weight_g_idx", "expected I32 [64]"},
         {8, 64, {P4(8), S(2), {"weight_g_idx", I64, 64, 0, 0}}, INT_RULE(4, 1, .act_order = 1),
@@ -377,6 +377,9 @@ static void test_g_idx_against_config(void **state)
 
 #define CT(...) {.method = DSPARK__QUANT_COMPRESSED_TENSORS, __VA_ARGS__}
 #define FP8_T {W8(8, 64), {"weight_scale", F32, 1, 0, 1}}
+#define E5_T {{"weight", DSPARK_F8_E5M2, 8, 64, 0x38}, {"weight_scale", F32, 1, 0, 1}}
+#define FNUZ_T {{"weight", DSPARK_F8_E4M3FNUZ, 8, 64, 0x38}, {"weight_scale", F32, 1, 0, 1}}
+#define SAYS(m, f) {.method = DSPARK__QUANT_##m, .quantised = 1, .num_bits = 8, .is_float = 1, .format = f}
 #define FP8_C {W8(8, 64), {"weight_scale", F32, 8, 1, 1}}
 #define FP8_G {W8(8, 64), {"weight_scale", F32, 8, 2, 1}}
 #define NVFP4_ NV(32, NVS(8, 4, 0x38), 1)
@@ -425,6 +428,18 @@ static void test_config(void **state)
          .strategy = DSPARK__STRATEGY_BLOCK), BAD, "m", "\"block\""},
         {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .format =
          "int-quantized"), BAD, "m", "int-quantized"},
+        /* which numbers the codes are, where the config says it */
+        {8, 64, E5_T, SAYS(FP8, "fp8_e4m3"), BAD, "m", "F8_E5M2 codes, the config says fp8_e4m3"},
+        {8, 64, FP8_T, SAYS(FP8, "fp8_e5m2"), BAD, "m", "F8_E4M3 codes, the config says fp8_e5m2"},
+        {8, 64, E5_T, SAYS(FP8, "fp8_e5m2"), DSPARK_OK, NULL, NULL},
+        {8, 64, E5_T, SAYS(FP8, "fp8"), DSPARK_OK, NULL, NULL},
+        {8, 64, FNUZ_T, SAYS(FP8, "fp8_e4m3"), DSPARK_OK, NULL, NULL},
+        {8, 64, E5_T, SAYS(QUARK, "fp8_e4m3"), BAD, "m", "F8_E5M2 codes, the config says fp8_e4m3"},
+        {8, 64, FNUZ_T, SAYS(QUARK, "fp8_e4m3"), BAD, "m", "F8_E4M3FNUZ codes"},
+        {8, 64, FP8_T, SAYS(QUARK, "fp8_e4m3fnuz"), BAD, "m", "the config says fp8_e4m3fnuz"},
+        {8, 64, FNUZ_T, SAYS(QUARK, "fp8_e4m3fnuz"), DSPARK_OK, NULL, NULL},
+        {8, 64, E5_T, {.method = DSPARK__QUANT_QUARK, .quantised = 0, .format = "fp8_e4m3"}, DSPARK_OK, NULL,
+         NULL},
         {8, 64, NVFP4_, CT(.quantised = 1, .num_bits = 4, .is_float = 1, .group_size = 16,
          .strategy = DSPARK__STRATEGY_TENSOR_GROUP, .format = "nvfp4-pack-quantized"), DSPARK_OK,
          NULL, NULL},

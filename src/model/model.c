@@ -147,7 +147,7 @@ static dspark_status open_files(dspark_model *m, dspark__config_doc **doc, const
     st = dspark__config_modelopt_text(&modelopt, &n_modelopt, path, err);
     if (st == DSPARK_OK) st = dspark__family_detect(&report, text, n, m->ckpt, err);
     if (st == DSPARK_OK) st = dspark__family_gate(&report, path, err);
-    if (st == DSPARK_OK) st = dspark__config_parse(doc, text, n, path, err);
+    if (st == DSPARK_OK) st = dspark__config_parse(doc, text, n, "config.json", err);
     if (st == DSPARK_OK)
         st = dspark__quant_config_parse(&m->quant, text, n, modelopt, n_modelopt, "config.json", err);
     if (st == DSPARK_OK) st = dspark__roster_check(m->ckpt, *doc, NULL, NULL, err);

@@ -4,6 +4,9 @@
  * A scale of the whole row multiplies the finished sum; one of a group or block multiplies the sum
  * of its columns. Block rows are counted within the module (576 rows of 128 are 5).
  * weight_scale_inv is a multiplier, whatever its name says. */
+#include <string.h>
+#include <strings.h>
+
 #include "base/numfmt.h"
 #include "ckpt/dtype.h"
 #include "quant/codes.h"
@@ -156,6 +159,20 @@ static dspark_status check_rule(const dspark__module *m, const dspark__quant_rul
     return dspark__rule_agrees(m, q, &c, err);
 }
 
+/* Where the config says which numbers the codes are: one byte means another number in each. fmt names the kind
+ * only, with or without FNUZ; Quark says which. */
+static dspark_status check_codes(const dspark__module *m, const dspark__quant_rule *q, const dspark_tensor *w,
+                                 dspark_error *err)
+{
+    static const size_t code = sizeof "F8_" - 1, said = sizeof "fp8_" - 1;
+    const char *name = dspark__dtype_name(w->dtype);
+
+    if (!dspark__rule_targets(q) || !q->format || strncmp(q->format, "fp8_", said) != 0) return DSPARK_OK;
+    if (q->method == DSPARK__QUANT_FP8 && strncasecmp(name + code, q->format + said, 4) == 0) return DSPARK_OK;
+    if (q->method == DSPARK__QUANT_QUARK && strcasecmp(name + code, q->format + said) == 0) return DSPARK_OK;
+    return dspark__fail(err, DSPARK_EMODEL, m->name, "the file has %s codes, the config says %s", name, q->format);
+}
+
 static dspark_status validate(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows,
                               uint64_t k, dspark__packing *p, dspark_error *err)
 {
@@ -177,6 +194,7 @@ static dspark_status validate(const dspark__module *m, const dspark__quant_rule 
         return st;
     dspark__scale_map map = map_of(m, q, what, k);
     if ((st = check_rule(m, q, what, rows, k, map.group, err)) != DSPARK_OK) return st;
+    if ((st = check_codes(m, q, w, err)) != DSPARK_OK) return st;
     p->format.bits = 8;
     dspark__codes_fp8(p->format.table, w->dtype);
     p->group = map.group;

@@ -5,6 +5,7 @@
  * In memory 4 bits stay 4, everything else becomes a byte; both are two's complement, so that code
  * 0 is worth 0. Packed words come in two generations: one string of bits (dense), or as many whole
  * codes as a word holds; they differ for 3, 5, 6 and 7 bits only. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/numfmt.h"
@@ -214,14 +215,16 @@ static dspark_status check_g_idx(const dspark__module *m, const form *f, uint64_
         return dspark__part_fail(
             err, DSPARK_EMODEL, t, "%s %s, expected I32 [%llu]", dspark__dtype_name(t->dtype),
             dspark__shape_text(t->rank, t->shape, found, sizeof found), (unsigned long long)k);
+    char groups[80] = "-1 as in column 0";
+    if (f->g_idx)
+        snprintf(groups, sizeof groups, "one of %llu groups, or -1 in every column",
+                 (unsigned long long)n_groups);
     for (uint64_t i = 0; i < k; i++) {
         uint32_t g = load_word(t, i);
         if (f->g_idx ? g >= n_groups : g != UINT32_MAX)
             return dspark__part_fail(err, DSPARK_EMODEL, t,
-                                     "column %llu is of group %ld, there are %llu groups (or -1 in "
-                                     "every column: unused)",
-                                     (unsigned long long)i, (long)(int32_t)g,
-                                     (unsigned long long)n_groups);
+                                     "column %llu is of group %ld, expected %s",
+                                     (unsigned long long)i, (long)(int32_t)g, groups);
         if (f->g_idx && g != i / size) *ordered = 0;
     }
     for (uint64_t g0 = 0; f->g_idx && g0 < n_groups; g0 += BATCH) {

@@ -56,7 +56,7 @@ typedef struct dspark__quant_rule {
     int act_order;  /* 1: actorder = group */
     int dense_bits; /* packing of 3/5/6/7 bits: 1 dense, -1 old, 0 unknown (by version) */
     /* Static, or NULL. compressed-tensors: "nvfp4-pack-quantized", ... as written or inferred;
-     * ModelOpt: "NVFP4", ...; fp8: "fp8"; Quark: its dtype. */
+     * ModelOpt: "NVFP4", ...; fp8: "fp8_e4m3", "fp8_e5m2", or "fp8" without a fmt; Quark: its dtype. */
     const char *format;
     int ignored_by_parent; /* 1: only a name above the module is on the ignore list */
 } dspark__quant_rule;
