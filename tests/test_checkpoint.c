@@ -39,33 +39,9 @@ static void put_text(const char *dir, const char *name, const char *text)
     tmpdir_write(tmpdir_path(dir, name), text, strlen(text));
 }
 
-static dspark_checkpoint *open_good(const char *path)
-{
-    dspark_checkpoint *c = NULL;
-    dspark_error err = {0};
-    if (dspark__checkpoint_open(&c, path, &err) != DSPARK_OK)
-        fail_msg("%s: %s", err.where, err.message);
-    return c;
-}
-
-static void refuse(const char *path, dspark_status code, const char *texts)
-{
-    char copy[256], *rest = copy;
-    dspark_checkpoint *c = (void *)&copy;
-    dspark_error err = {0};
-    dspark_status st = dspark__checkpoint_open(&c, path, &err);
-    snprintf(copy, sizeof copy, "%s", texts);
-    if (st != code) fail_msg("%s: status %d (%s: %s)", texts, st, err.where, err.message);
-    assert_null(c);
-    for (char *text = strsep(&rest, "|"); text; text = strsep(&rest, "|")) {
-        if (!strstr(err.message, text) && !strstr(err.where, text))
-            fail_msg("\"%s\" is not named in: %s: %s", text, err.where, err.message);
-    }
-}
-
 static void holds(const char *path, const char *tensor)
 {
-    dspark_checkpoint *c = open_good(path);
+    dspark_checkpoint *c = stfile_open(path);
     if (!dspark__checkpoint_find(c, tensor)) fail_msg("%s: %s is not there", path, tensor);
     dspark__checkpoint_close(c);
 }
@@ -77,24 +53,24 @@ static void test_discovery(void **state)
     const char *dir = tmpdir_make();
     (void)state;
 
-    refuse(dir, DSPARK_EIO, "model.safetensors|index.json");
-    refuse(tmpdir_path(dir, "nothing"), DSPARK_EIO, "nothing|No such file");
-    refuse("", DSPARK_EIO, "No such file");
+    stfile_refuse(dir, DSPARK_EIO, "model.safetensors|index.json");
+    stfile_refuse(tmpdir_path(dir, "nothing"), DSPARK_EIO, "nothing|No such file");
+    stfile_refuse("", DSPARK_EIO, "No such file");
     put(dir, ".hidden.safetensors", T1("hidden"), 1);
     put_text(dir, "notes.safetensors.txt", "");
-    refuse(dir, DSPARK_EIO, "model.safetensors");
+    stfile_refuse(dir, DSPARK_EIO, "model.safetensors");
 
     /* From the weakest to the strongest: each one added wins over all before it. */
     put(dir, "other.safetensors", T1("other"), 1);
     holds(dir, "other");
     put(dir, "more.safetensors", T1("more"), 1);
-    refuse(dir, DSPARK_EFORMAT, "2 files|more.safetensors|other.safetensors");
+    stfile_refuse(dir, DSPARK_EFORMAT, "2 files|more.safetensors|other.safetensors");
     put(dir, "less.safetensors", T1("less"), 1);
-    refuse(dir, DSPARK_EFORMAT, "3 files|less.safetensors|more.safetensors");
+    stfile_refuse(dir, DSPARK_EFORMAT, "3 files|less.safetensors|more.safetensors");
     put_text(dir, "x.safetensors.index.json", MAP("\"less\":\"less.safetensors\""));
     holds(dir, "less");
     put_text(dir, "y.safetensors.index.json", MAP("\"more\":\"more.safetensors\""));
-    refuse(dir, DSPARK_EFORMAT, "2 files|x.safetensors.index.json|y.safetensors.index.json");
+    stfile_refuse(dir, DSPARK_EFORMAT, "2 files|x.safetensors.index.json|y.safetensors.index.json");
     put(dir, "model.safetensors", T1("single"), 1);
     holds(dir, "single");
     put_text(dir, INDEX, MAP("\"more\":\"more.safetensors\""));
@@ -105,7 +81,7 @@ static void test_discovery(void **state)
     holds(tmpdir_path(dir, "x.safetensors.index.json"), "less");
     put(dir, "no-suffix", T1("bare"), 1);
     holds(tmpdir_path(dir, "no-suffix"), "bare");
-    refuse(tmpdir_path(dir, "no-suffix/"), DSPARK_EIO, "no-suffix");
+    stfile_refuse(tmpdir_path(dir, "no-suffix/"), DSPARK_EIO, "no-suffix");
     char cwd[4096];
     assert_non_null(getcwd(cwd, sizeof cwd));
     assert_int_equal(chdir(dir), 0);
@@ -122,7 +98,7 @@ static void test_links_are_followed(void **state)
     (void)state;
     put(blobs, "f00d", T1("t"), 1);
     assert_int_equal(symlink(tmpdir_path(blobs, "f00d"), tmpdir_path(dir, "model.safetensors")), 0);
-    dspark_checkpoint *c = open_good(dir);
+    dspark_checkpoint *c = stfile_open(dir);
     assert_string_equal(dspark__checkpoint_at(c, 0)->file, "model.safetensors");
     dspark__checkpoint_close(c);
     tmpdir_remove(dir);
@@ -145,7 +121,7 @@ static void test_shards(void **state)
     static const char *const order[] = {"b", "a", "c"}; /* shards by name, then by offset */
     const char *dir = sharded();
     (void)state;
-    dspark_checkpoint *c = open_good(dir);
+    dspark_checkpoint *c = stfile_open(dir);
     assert_int_equal(dspark__checkpoint_count(c), 3);
     assert_int_equal(dspark__checkpoint_file_count(c), 2);
     assert_string_equal(dspark__checkpoint_file_name(c, 0), S1);
@@ -206,7 +182,7 @@ static void test_broken_indexes(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         put_text(dir, INDEX, cases[i].text);
-        refuse(dir, cases[i].code, cases[i].texts);
+        stfile_refuse(dir, cases[i].code, cases[i].texts);
     }
     /* What may stand beside the map. */
     put_text(dir, INDEX,
@@ -221,9 +197,9 @@ static void test_tensor_in_two_shards(void **state)
     const char *dir = sharded();
     (void)state;
     put(dir, S2, T1("a"), 1);
-    refuse(dir, DSPARK_EFORMAT, "a|" S1 "|" S2);
+    stfile_refuse(dir, DSPARK_EFORMAT, "a|" S1 "|" S2);
     put(dir, S2, T1("c"), 0); /* a broken shard is named */
-    refuse(dir, DSPARK_EFORMAT, S2 "|truncated");
+    stfile_refuse(dir, DSPARK_EFORMAT, S2 "|truncated");
     tmpdir_remove(dir);
 }
 
@@ -236,7 +212,7 @@ static void test_too_many_shards(void **state)
     for (int i = 0; i < 5000; i++) at += sprintf(at, "%s\"t%d\":\"f%d\"", i ? "," : "", i, i);
     strcpy(at, "}}");
     put_text(dir, INDEX, text);
-    refuse(dir, DSPARK_EUNSUPPORTED, "4096");
+    stfile_refuse(dir, DSPARK_EUNSUPPORTED, "4096");
     free(text);
     tmpdir_remove(dir);
 }
@@ -250,7 +226,7 @@ static void test_shrunken_file_is_noticed(void **state)
     dspark_error err;
     (void)state;
     stfile_write(file, T2("a", "b"), 3);
-    dspark_checkpoint *c = open_good(dir);
+    dspark_checkpoint *c = stfile_open(dir);
     const dspark_tensor *a = dspark__checkpoint_find(c, "a"), *b = dspark__checkpoint_find(c, "b");
     uint64_t size = dspark__checkpoint_file_bytes(c, 0);
     assert_int_equal(truncate(file, (off_t)size - 1), 0);
@@ -293,7 +269,7 @@ static void test_drop(void **state)
              "{\"a\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[0,%d]}}", N, N);
     put(dir, "model.safetensors", header, N);
     for (size_t i = 0; i < N; i++) expected[i] = stfile_byte(i);
-    dspark_checkpoint *c = open_good(dir);
+    dspark_checkpoint *c = stfile_open(dir);
     const dspark_tensor *t = dspark__checkpoint_at(c, 0);
     for (size_t k = 0; k < COUNT(ranges); k++) {
         assert_memory_equal(t->data, expected, N);
@@ -386,7 +362,7 @@ static void test_data_is_not_read(void **state)
              (unsigned long long)n, (unsigned long long)n);
     stfile_write(file, header, 0);
     assert_int_equal(truncate(file, (off_t)(8 + strlen(header) + n)), 0);
-    dspark_checkpoint *c = open_good(dir);
+    dspark_checkpoint *c = stfile_open(dir);
     const dspark_tensor *t = dspark__checkpoint_at(c, 0);
     assert_int_equal(t->n_bytes, n);
     unsigned char resident[16];

@@ -13,34 +13,11 @@
 #include <jansson.h>
 
 #include "support/cli_said.h"
+#include "support/tmpdir.h"
 
 static const char *const commands[] = {"inspect", "synth", "context", "compare", "quantize",
                                        "bench"};
 #define N_COMMANDS (sizeof commands / sizeof *commands)
-
-static int make_tiny(void **state)
-{
-    (void)state;
-    return run_cli("synth tiny --preset tiny").code;
-}
-
-static char *read_in_folder(const char *name)
-{
-    char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return read_whole_file(path, NULL);
-}
-
-static void write_in_folder(const char *name, const void *data, size_t n)
-{
-    char path[800];
-    FILE *f;
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-}
 
 /* ---- usage ---- */
 
@@ -133,9 +110,7 @@ static void test_usage_errors(void **state)
     size_t i;
     (void)state;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cli_result r = run_cli("%s", cases[i].args);
-        if (r.code != 2) print_error("dspark %s: %d\n%s", cases[i].args, r.code, r.err);
-        assert_int_equal(r.code, 2);
+        cli_result r = run_cli_to(2, "%s", cases[i].args);
         assert_string_equal(r.out, "");
         assert_has(r.err, cases[i].says[0]);
         assert_has(r.err, cases[i].says[1]);
@@ -273,7 +248,7 @@ static void test_inspect_others(void **state)
     assert_int_equal(run_cli("synth cut --preset tiny").code, 0);
     whole = read_in_folder("cut/model.safetensors");
     assert_non_null(whole);
-    write_in_folder("cut/model.safetensors", whole, 1000);
+    tmpdir_write(in_folder("cut/model.safetensors"), whole, 1000);
     free(whole);
     r = run_cli("inspect cut");
     assert_int_equal(r.code, 3);
@@ -283,8 +258,8 @@ static void test_inspect_others(void **state)
     json_decref(said_json(&r));
     r = run_program("/bin/mkdir", "other");
     assert_int_equal(r.code, 0);
-    write_in_folder("other/model.safetensors", one_tensor, sizeof one_tensor - 1);
-    write_in_folder("other/config.json", target, sizeof target - 1);
+    tmpdir_write(in_folder("other/model.safetensors"), one_tensor, sizeof one_tensor - 1);
+    tmpdir_write(in_folder("other/config.json"), target, sizeof target - 1);
     r = run_cli("inspect other");
     assert_int_equal(r.code, 1);
     assert_has(r.out, "NOT USABLE HERE");
@@ -299,7 +274,7 @@ static void test_inspect_escapes(void **state)
     cli_result r;
     (void)state;
     memcpy(file + 8, header, sizeof header - 1);
-    write_in_folder("escape.safetensors", file, 8 + sizeof header - 1 + 2);
+    tmpdir_write(in_folder("escape.safetensors"), file, 8 + sizeof header - 1 + 2);
     r = run_cli("inspect escape.safetensors");
     assert_true(r.code == 1 || r.code == 3);
     assert_null(strchr(r.out, 0x1b));

@@ -49,9 +49,7 @@ static void write_variant(const char *dir, const char *from, const char *to)
 
 static void expect(const char *args, int code, const char *part, const char *next)
 {
-    cli_result r = run_cli("%s", args);
-    if (r.code != code) print_error("dspark %s: %d\n%s%s", args, r.code, r.out, r.err);
-    assert_int_equal(r.code, code);
+    cli_result r = run_cli_to(code, "%s", args);
     assert_has(r.out, part);
     assert_has(r.out, next);
 }
@@ -180,10 +178,8 @@ static void test_config_is_named(void **state)
             char args[200];
             cli_result r;
             snprintf(args, sizeof args, commands[k], faults[i][0]);
-            r = run_cli("%s", args);
-            if (!strstr(r.out, "config.json: ") && !strstr(r.err, "config.json: "))
-                fail_msg("%s: %s", args, r.err);
-            assert_int_equal(r.code, 3);
+            r = run_cli_to(3, "%s", args);
+            assert_has(*r.out ? r.out : r.err, "config.json: ");
         }
     }
 }
@@ -247,13 +243,11 @@ static void test_options(void **state)
     assert_int_equal(r.code, 0);
     assert_string_equal(r.out, "dspark 0.1.0\n");
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        r = run_cli("%s", cases[i][0]);
-        assert_int_equal(r.code, 2);
+        r = run_cli_to(2, "%s", cases[i][0]);
         assert_has(r.err, cases[i][1]);
     }
     for (i = 0; i < sizeof wild / sizeof *wild; i++) {
-        r = run_cli("%s", wild[i]);
-        assert_int_equal(r.code, 2);
+        r = run_cli_to(2, "%s", wild[i]);
         assert_null(strstr(r.err, "did you mean"));
     }
 }

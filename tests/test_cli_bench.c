@@ -14,36 +14,7 @@
 #include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
 #include "support/cli_said.h"
 
-static int make_tiny(void **state)
-{
-    (void)state;
-    return run_cli("synth tiny --preset tiny").code;
-}
-
-static char *read_in_folder(const char *name)
-{
-    char path[800];
-    snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
-    return read_whole_file(path, NULL);
-}
-
 /* ---- JSON ---- */
-
-static double number_in(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) print_error("no number '%s'\n", key);
-    assert_true(json_is_number(value));
-    return json_number_value(value);
-}
-
-static const char *string_in(const json_t *object, const char *key)
-{
-    const char *value = json_string_value(json_object_get(object, key));
-    if (!value) print_error("no string '%s'\n", key);
-    assert_non_null(value);
-    return value;
-}
 
 static double better(const json_t *pair)
 {
@@ -74,12 +45,12 @@ static void check_verdict(const json_t *doc, const json_t *run)
     expected += drifts(json_object_get(run, "read_gbs"));
     if (copy) expected += drifts(copy);
     json_object_foreach((json_t *)hot, name, pair) expected += drifts(pair);
-    expected += most > number_in(doc, "processors") + 0.5;
+    expected += most > said_number(doc, "processors") + 0.5;
     expected += json_is_number(steal) && json_number_value(steal) > 1;
     json_array_foreach(rows, i, row)
-        n_cold += json_object_get(row, "weights") && strcmp(string_in(row, "weights"), "cold") == 0 &&
-                  strcmp(string_in(row, "stage"), "the block") != 0;
-    expected += n_cold && json_is_integer(cache) && number_in(doc, "buffer_bytes") < json_number_value(cache);
+        n_cold += json_object_get(row, "weights") && strcmp(said_text(row, "weights"), "cold") == 0 &&
+                  strcmp(said_text(row, "stage"), "the block") != 0;
+    expected += n_cold && json_is_integer(cache) && said_number(doc, "buffer_bytes") < json_number_value(cache);
     assert_int_equal(n, expected);
     assert_true(json_is_boolean(json_object_get(run, "reliable")));
     assert_int_equal(json_is_true(json_object_get(run, "reliable")), n == 0);
@@ -88,22 +59,22 @@ static void check_verdict(const json_t *doc, const json_t *run)
 /* What must be so in every row of every report. */
 static void check_row(const json_t *run, const json_t *row)
 {
-    const double p50 = number_in(row, "p50_seconds"), compute = better(json_object_get(run, "compute_gflops"));
-    const double bytes = number_in(row, "bytes"), flops = number_in(row, "flops");
+    const double p50 = said_number(row, "p50_seconds"), compute = better(json_object_get(run, "compute_gflops"));
+    const double bytes = said_number(row, "bytes"), flops = said_number(row, "flops");
     double limit;
-    assert_true(number_in(row, "best_seconds") <= p50);
-    assert_true(p50 <= number_in(row, "p99_seconds"));
-    assert_true(number_in(row, "outliers") < number_in(row, "repeats"));
+    assert_true(said_number(row, "best_seconds") <= p50);
+    assert_true(p50 <= said_number(row, "p99_seconds"));
+    assert_true(said_number(row, "outliers") < said_number(row, "repeats"));
     if (p50 > 0) {
-        assert_float_equal(number_in(row, "gb_per_s") * p50, bytes * 1e-9, 1e-9 * (bytes + 1));
-        assert_float_equal(number_in(row, "gflop_per_s") * p50, flops * 1e-9, 1e-9 * (flops + 1));
+        assert_float_equal(said_number(row, "gb_per_s") * p50, bytes * 1e-9, 1e-9 * (bytes + 1));
+        assert_float_equal(said_number(row, "gflop_per_s") * p50, flops * 1e-9, 1e-9 * (flops + 1));
     }
     if (!json_object_get(row, "limit_gbs")) return;
-    limit = bytes / number_in(row, "limit_gbs") * 1e-9;
+    limit = bytes / said_number(row, "limit_gbs") * 1e-9;
     if (flops / compute * 1e-9 > limit) limit = flops / compute * 1e-9;
-    assert_float_equal(number_in(row, "roofline_seconds"), limit, 1e-9 * limit);
+    assert_float_equal(said_number(row, "roofline_seconds"), limit, 1e-9 * limit);
     if (p50 > 0)
-        assert_float_equal(number_in(row, "share_of_roofline") * p50, limit, 1e-9 * limit);
+        assert_float_equal(said_number(row, "share_of_roofline") * p50, limit, 1e-9 * limit);
 }
 
 /* Run `bench ARGS --json`, check each row and verdict; the document (json_decref it). */
@@ -268,26 +239,26 @@ static void check_stages(const json_t *run, size_t n_stages, int cold)
     assert_int_equal(json_object_size(hot), cold ? 0 : n_stages);
     for (s = 0; s < n_stages; s++) {
         row[s] = json_array_get(rows, s);
-        assert_string_equal(string_in(row[s], "stage"), names[s]);
-        assert_string_equal(string_in(row[s], "weights"), cold ? "cold" : "hot");
-        assert_true(number_in(row[s], "limit_gbs") > 0);
+        assert_string_equal(said_text(row[s], "stage"), names[s]);
+        assert_string_equal(said_text(row[s], "weights"), cold ? "cold" : "hot");
+        assert_true(said_number(row[s], "limit_gbs") > 0);
         if (!cold)
-            assert_float_equal(number_in(row[s], "limit_gbs"), better(json_object_get(hot, names[s])), 0);
-        assert_true(number_in(row[s], "p50_seconds") > 0);
+            assert_float_equal(said_number(row[s], "limit_gbs"), better(json_object_get(hot, names[s])), 0);
+        assert_true(said_number(row[s], "p50_seconds") > 0);
         if (s == 3) {
             assert_null(json_object_get(row[s], "ratio_to_onepass"));
         } else {
-            double ratio = number_in(row[s], "p50_seconds") / number_in(row[s < 3 ? 0 : 4], "p50_seconds");
-            assert_float_equal(number_in(row[s], "ratio_to_onepass"), ratio, 1e-9 * ratio);
+            double ratio = said_number(row[s], "p50_seconds") / said_number(row[s < 3 ? 0 : 4], "p50_seconds");
+            assert_float_equal(said_number(row[s], "ratio_to_onepass"), ratio, 1e-9 * ratio);
         }
     }
-    assert_true(number_in(row[2], "bytes") > number_in(row[1], "bytes"));
+    assert_true(said_number(row[2], "bytes") > said_number(row[1], "bytes"));
     if (n_stages < 6) return;
     for (s = 4; s < 6; s++) /* the states between are neither read nor written in memory */
-        assert_float_equal(number_in(row[s], "flops"),
-                           number_in(row[3], "flops") + number_in(row[s == 4 ? 0 : 2], "flops"), 0);
-    assert_true(number_in(row[4], "bytes") > number_in(row[3], "bytes"));
-    assert_true(number_in(row[5], "bytes") > number_in(row[4], "bytes"));
+        assert_float_equal(said_number(row[s], "flops"),
+                           said_number(row[3], "flops") + said_number(row[s == 4 ? 0 : 2], "flops"), 0);
+    assert_true(said_number(row[4], "bytes") > said_number(row[3], "bytes"));
+    assert_true(said_number(row[5], "bytes") > said_number(row[4], "bytes"));
 }
 
 static void test_context(void **state)
@@ -328,8 +299,8 @@ static void test_runs(void **state)
     (void)state;
     for (i = 0; i < 4; i++) {
         const json_t *run = run_at(doc, i);
-        assert_int_equal(number_in(run, "threads"), i % 2 ? 1 : 2);
-        assert_string_equal(string_in(run, "isa"), i < 2 ? "ref" : dspark_isa_name(dspark_isa_best()));
+        assert_int_equal(said_number(run, "threads"), i % 2 ? 1 : 2);
+        assert_string_equal(said_text(run, "isa"), i < 2 ? "ref" : dspark_isa_name(dspark_isa_best()));
     }
     json_decref(doc);
 }
@@ -342,28 +313,28 @@ static void check_formats(const json_t *doc, const char *const *formats, size_t 
     size_t i;
     assert_int_equal(json_array_size(rows), n);
     json_array_foreach(rows, i, row) {
-        double p50 = number_in(row, "p50_seconds"), bytes = number_in(row, "bytes");
-        assert_string_equal(string_in(row, "stage"), "onepass");
-        assert_string_equal(string_in(row, "format"), formats[i]);
+        double p50 = said_number(row, "p50_seconds"), bytes = said_number(row, "bytes");
+        assert_string_equal(said_text(row, "stage"), "onepass");
+        assert_string_equal(said_text(row, "format"), formats[i]);
         assert_null(json_object_get(row, "ratio_to_onepass"));
-        weights[i] = number_in(row, "weight_bytes");
+        weights[i] = said_number(row, "weight_bytes");
         sum += weights[i];
         assert_true(weights[i] > 0);
         /* tiny: two tokens in of 64 and out of 5 x 24 values */
         assert_float_equal(bytes - weights[i], 2 * (64 + 5 * 24) * 2, 0);
-        assert_float_equal(number_in(row, "flops"), 2.0 * 2 * 5 * 24 * 64, 0);
+        assert_float_equal(said_number(row, "flops"), 2.0 * 2 * 5 * 24 * 64, 0);
         if (plain < 0) {
             assert_null(json_object_get(row, "bf16_over_format"));
             assert_null(json_object_get(row, "of_byte_ratio"));
         } else {
             const json_t *base = json_array_get(rows, (size_t)plain);
-            double all = number_in(base, "weight_bytes");
-            assert_float_equal(number_in(row, "bf16_over_format") * p50, number_in(base, "p50_seconds"), 1e-9 * p50);
-            assert_float_equal(number_in(row, "of_byte_ratio") * all,
-                               number_in(row, "bf16_over_format") * weights[i], 1e-9 * all);
+            double all = said_number(base, "weight_bytes");
+            assert_float_equal(said_number(row, "bf16_over_format") * p50, said_number(base, "p50_seconds"), 1e-9 * p50);
+            assert_float_equal(said_number(row, "of_byte_ratio") * all,
+                               said_number(row, "bf16_over_format") * weights[i], 1e-9 * all);
         }
     }
-    assert_true(sum < number_in(run_at(doc, 0), "resident_bytes"));
+    assert_true(sum < said_number(run_at(doc, 0), "resident_bytes"));
     if (plain >= 0)
         for (i = 0; i < n; i++) assert_true((int)i == plain || weights[i] < weights[plain]);
 }
@@ -403,10 +374,10 @@ static void test_formats(void **state)
     r = run_cli("quantize tiny tiny-int8 --format int8");
     assert_int_equal(r.code, 0);
     doc = report("tiny --path onepass --no-states " OPTIONS, 1); /* a checkpoint counts the bytes that it has */
-    dense = number_in(json_array_get(rows_of(doc, 0), 0), "bytes");
+    dense = said_number(json_array_get(rows_of(doc, 0), 0), "bytes");
     json_decref(doc);
     doc = report("tiny-int8 --path onepass --no-states " OPTIONS, 1);
-    assert_true(number_in(json_array_get(rows_of(doc, 0), 0), "bytes") < 0.75 * dense);
+    assert_true(said_number(json_array_get(rows_of(doc, 0), 0), "bytes") < 0.75 * dense);
     json_decref(doc);
     doc = report("tiny-int8 --formats fp8-channel,bf16,mxfp8 " OPTIONS, 1); /* bf16 is the way back */
     check_formats(doc, three, 3, 1);
@@ -432,23 +403,23 @@ static void test_draft(void **state)
     assert_int_equal(json_array_size(rows_of(doc, 0)), 2 * 2 * 2 * 15);
     json_array_foreach((json_t *)rows_of(doc, 0), i, row) {
         const size_t block = i / 15;
-        assert_int_equal(number_in(row, "context"), block / 2 % 2 ? 70 : 0);
-        assert_int_equal(number_in(row, "sequences"), block % 2 ? 3 : 1);
-        assert_int_equal(number_in(row, "tokens"), block % 2 ? 21 : 7);
-        assert_string_equal(string_in(row, "cache"), block < 4 ? "bf16" : "fp8_e4m3");
-        if (strcmp(string_in(row, "stage"), "the block") != 0) {
-            seconds += number_in(row, "p50_seconds");
-            bytes += number_in(row, "bytes");
-            if (json_object_get(row, "roofline_seconds")) roofline += number_in(row, "roofline_seconds");
-            if (strcmp(string_in(row, "stage"), "attention") == 0) /* tiny: 5 layers, entries of 24 values */
-                assert_float_equal(number_in(row, "bytes"),
+        assert_int_equal(said_number(row, "context"), block / 2 % 2 ? 70 : 0);
+        assert_int_equal(said_number(row, "sequences"), block % 2 ? 3 : 1);
+        assert_int_equal(said_number(row, "tokens"), block % 2 ? 21 : 7);
+        assert_string_equal(said_text(row, "cache"), block < 4 ? "bf16" : "fp8_e4m3");
+        if (strcmp(said_text(row, "stage"), "the block") != 0) {
+            seconds += said_number(row, "p50_seconds");
+            bytes += said_number(row, "bytes");
+            if (json_object_get(row, "roofline_seconds")) roofline += said_number(row, "roofline_seconds");
+            if (strcmp(said_text(row, "stage"), "attention") == 0) /* tiny: 5 layers, entries of 24 values */
+                assert_float_equal(said_number(row, "bytes"),
                                    5.0 * 24 * (block < 4 ? 2 : 1) * (block / 2 % 2 ? 70 : 0) * (block % 2 ? 3 : 1), 0);
             continue;
         }
         n++; /* the whole is what its stages are */
-        assert_true(seconds <= number_in(row, "p50_seconds") * 1.000001);
-        assert_float_equal(bytes, number_in(row, "bytes"), 0);
-        assert_float_equal(roofline, number_in(row, "roofline_seconds"), 1e-9 * roofline);
+        assert_true(seconds <= said_number(row, "p50_seconds") * 1.000001);
+        assert_float_equal(bytes, said_number(row, "bytes"), 0);
+        assert_float_equal(roofline, said_number(row, "roofline_seconds"), 1e-9 * roofline);
         seconds = bytes = roofline = 0;
     }
     assert_int_equal(n, 8);
@@ -457,9 +428,9 @@ static void test_draft(void **state)
     assert_int_equal(json_object_size(json_object_get(run_at(doc, 0), "hot_read_gbs")), 1);
     json_decref(doc);
     doc = report("tiny --what draft --formats bf16,fp8-channel --contexts 10 --repeat 1 --buffer 1M --threads 1", 2);
-    for (i = 0; i < 2; i++) assert_string_equal(string_in(run_at(doc, i), "format"), i ? "fp8-channel" : "bf16");
-    assert_true(number_in(json_array_get(rows_of(doc, 1), 7), "weight_bytes") <
-                number_in(json_array_get(rows_of(doc, 0), 7), "weight_bytes"));
+    for (i = 0; i < 2; i++) assert_string_equal(said_text(run_at(doc, i), "format"), i ? "fp8-channel" : "bf16");
+    assert_true(said_number(json_array_get(rows_of(doc, 1), 7), "weight_bytes") <
+                said_number(json_array_get(rows_of(doc, 0), 7), "weight_bytes"));
     json_decref(doc);
     r = run_cli("bench tiny --what draft --contexts 2000000 --repeat 1 --buffer 1M");
     assert_int_equal(r.code, 2);
@@ -484,9 +455,9 @@ static void test_linear_and_attention(void **state)
     assert_int_equal(json_array_size(rows_of(doc, 0)), 13);
     for (i = 0; i < 13; i++) {
         const json_t *row = json_array_get(rows_of(doc, 0), i);
-        assert_string_equal(string_in(row, "stage"), names[i]);
-        assert_int_equal(number_in(row, "tokens"), i < 2 ? 1 : i < 4 ? 3 : 7);
-        assert_true(number_in(row, "weight_bytes") > 0);
+        assert_string_equal(said_text(row, "stage"), names[i]);
+        assert_int_equal(said_number(row, "tokens"), i < 2 ? 1 : i < 4 ? 3 : 7);
+        assert_true(said_number(row, "weight_bytes") > 0);
     }
     json_decref(doc);
     check_csv("l.csv", 13);
@@ -495,7 +466,7 @@ static void test_linear_and_attention(void **state)
                  "--threads 1 --csv a.csv --svg a.svg", 1);
     assert_int_equal(json_array_size(rows_of(doc, 0)), 4);
     /* 5 layers x 4 heads x 7 rows x (64 + 7) entries x (24 + 16) values, two operations each */
-    assert_float_equal(number_in(json_array_get(rows_of(doc, 0), 1), "flops"), 2.0 * 5 * 4 * 7 * 71 * 40, 0);
+    assert_float_equal(said_number(json_array_get(rows_of(doc, 0), 1), "flops"), 2.0 * 5 * 4 * 7 * 71 * 40, 0);
     json_decref(doc);
     check_csv("a.csv", 4);
     check_svg("a.svg", 2);
@@ -513,13 +484,13 @@ static void test_load(void **state)
     (void)state;
     assert_int_equal(json_array_size(rows_of(doc, 0)), 6);
     json_array_foreach((json_t *)rows_of(doc, 0), i, row) {
-        assert_string_equal(string_in(row, "stage"), names[i]);
-        assert_int_equal(number_in(row, "repeats"), 2);
+        assert_string_equal(said_text(row, "stage"), names[i]);
+        assert_int_equal(said_number(row, "repeats"), 2);
     }
     row = json_array_get(rows_of(doc, 0), 2);
-    assert_float_equal(number_in(row, "limit_gbs"), better(json_object_get(run, "copy_gbs")), 0);
-    assert_true(number_in(row, "bytes") < number_in(json_array_get(rows_of(doc, 0), 5), "bytes"));
-    assert_float_equal(number_in(json_array_get(rows_of(doc, 0), 5), "bytes"), number_in(run, "resident_bytes"), 0);
+    assert_float_equal(said_number(row, "limit_gbs"), better(json_object_get(run, "copy_gbs")), 0);
+    assert_true(said_number(row, "bytes") < said_number(json_array_get(rows_of(doc, 0), 5), "bytes"));
+    assert_float_equal(said_number(json_array_get(rows_of(doc, 0), 5), "bytes"), said_number(run, "resident_bytes"), 0);
     json_decref(doc);
     check_csv("o.csv", 6);
     check_svg("o.svg", 1);
@@ -527,14 +498,14 @@ static void test_load(void **state)
     for (i = 0; i < 3; i++) {
         static const char *const formats[] = {"bf16", "fp8-channel", "nvfp4"};
         run = run_at(doc, i);
-        assert_string_equal(string_in(run, "format"), formats[i]);
+        assert_string_equal(said_text(run, "format"), formats[i]);
         assert_int_equal(json_array_size(rows_of(doc, i)), 6);
         if (i)
-            assert_true(number_in(run, "resident_bytes") < number_in(run_at(doc, i - 1), "resident_bytes"));
+            assert_true(said_number(run, "resident_bytes") < said_number(run_at(doc, i - 1), "resident_bytes"));
         row = json_array_get(rows_of(doc, i), 2);
-        assert_float_equal(number_in(row, "of_fresh_copy"),
-                           number_in(row, "bytes") / better(json_object_get(run, "fresh_copy_gbs")) * 1e-9 /
-                               number_in(row, "p50_seconds"), 1e-6);
+        assert_float_equal(said_number(row, "of_fresh_copy"),
+                           said_number(row, "bytes") / better(json_object_get(run, "fresh_copy_gbs")) * 1e-9 /
+                               said_number(row, "p50_seconds"), 1e-6);
     }
     json_decref(doc);
     doc = report("--preset tiny --what load --repeat 1 --buffer 1M --threads 1", 1); /* made: the context part */
@@ -556,7 +527,7 @@ static void test_load_prepacked(void **state)
     assert_non_null(strstr(r.out, "context, "));
     doc = report("tiny --what load --prepacked tiny.pack --repeat 1 --buffer 1M --threads 1", 1);
     assert_int_equal(json_array_size(rows_of(doc, 0)), 9);
-    json_array_foreach((json_t *)rows_of(doc, 0), i, row) assert_string_equal(string_in(row, "stage"), names[i]);
+    json_array_foreach((json_t *)rows_of(doc, 0), i, row) assert_string_equal(said_text(row, "stage"), names[i]);
     json_decref(doc);
     r = run_cli("bench tiny --what load --prepacked missing.pack --repeat 1 --buffer 1M");
     assert_int_equal(r.code, 3);
@@ -577,9 +548,9 @@ static void test_growth(void **state)
     size_t i;
     (void)state;
     json_array_foreach(json_object_get(doc, "runs"), i, run) {
-        assert_string_equal(string_in(run, "over"), parts[i / 2]);
-        assert_int_equal(number_in(run, "threads"), 1 + i % 2);
-        assert_int_equal(number_in(json_array_get(json_object_get(run, "rows"), 0), "layers"), layers[i / 2]);
+        assert_string_equal(said_text(run, "over"), parts[i / 2]);
+        assert_int_equal(said_number(run, "threads"), 1 + i % 2);
+        assert_int_equal(said_number(json_array_get(json_object_get(run, "rows"), 0), "layers"), layers[i / 2]);
     }
     json_decref(doc);
     check_csv("g.csv", 2 * (3 + 2 + 5 * 15 + 2 * 15));

@@ -119,12 +119,8 @@ static void test_output_onto_input(void **state)
     for (i = 0; i < sizeof runs / sizeof *runs; i++) {
         for (k = 0; k < 2; k++) {
             char *after;
-            cli_result r;
             snprintf(args, sizeof args, runs[i], targets[k]);
-            r = run_cli("%s", args);
-            if (r.code != 2) print_error("dspark %s: %d\n%s", args, r.code, r.err);
-            assert_int_equal(r.code, 2);
-            assert_has(r.err, targets[k]);
+            assert_has(run_cli_to(2, "%s", args).err, targets[k]);
             after = read_whole_file(in_folder(targets[k]), &m);
             assert_non_null(after);
             assert_int_equal(m, n[k]);
@@ -153,10 +149,7 @@ static void test_special_output(void **state)
     (void)state;
     assert_int_equal(mkfifo(in_folder("pipe"), 0600), 0);
     for (i = 0; i < sizeof runs / sizeof *runs; i++) {
-        cli_result r = run_cli("%s", runs[i]);
-        if (r.code != 2) print_error("dspark %s: %d\n%s", runs[i], r.code, r.err);
-        assert_int_equal(r.code, 2);
-        assert_has(r.err, "not a regular file");
+        assert_has(run_cli_to(2, "%s", runs[i]).err, "not a regular file");
         assert_int_equal(stat(in_folder("pipe"), &info), 0);
         assert_true(S_ISFIFO(info.st_mode));
     }

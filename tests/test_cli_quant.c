@@ -30,9 +30,7 @@ static int make_inputs(void **state)
 
 static json_t *run_json(int code, const char *args)
 {
-    cli_result r = run_cli("%s --json", args);
-    if (r.code != code) print_error("dspark %s: %d\n%s\n%s\n", args, r.code, r.out, r.err);
-    assert_int_equal(r.code, code);
+    cli_result r = run_cli_to(code, "%s --json", args);
     return said_json(&r);
 }
 
@@ -141,8 +139,7 @@ static void test_columns_and_groups(void **state)
     (void)state;
     assert_int_equal(run_cli("synth odd --preset tiny --set q_lora_rank=24").code, 0);
     for (i = 0; i < sizeof rows / sizeof *rows; i++) {
-        cli_result r = run_cli("quantize %s --no-compare", rows[i][0]);
-        assert_int_equal(r.code, 4);
+        cli_result r = run_cli_to(4, "quantize %s --no-compare", rows[i][0]);
         assert_has(r.err, rows[i][1]);
         assert_has(r.err, strstr(rows[i][0], "int4") ? "(--group-size N; --ignore P, " : "(--ignore P, ");
     }
@@ -164,9 +161,7 @@ static void test_inspect_one_scale(void **state)
     for (i = 0; i < sizeof rows / sizeof *rows; i++) {
         assert_int_equal(run_cli("quantize tiny one-%s --format %s --no-compare", rows[i][0],
                                  rows[i][0]).code, 0);
-        r = run_cli("inspect one-%s", rows[i][0]);
-        assert_int_equal(r.code, 0);
-        assert_has(r.out, rows[i][1]);
+        assert_has(run_cli_to(0, "inspect one-%s", rows[i][0]).out, rows[i][1]);
     }
     assert_int_equal(remove(in_folder("one-fp8-block/config.json")), 0);
     r = run_cli("inspect one-fp8-block");

@@ -31,32 +31,11 @@ static int set_up(void **state)
     return 0;
 }
 
-static dspark_checkpoint *open_good(void)
-{
-    dspark_checkpoint *c = NULL;
-    dspark_error err = {0};
-    dspark_status st = dspark__checkpoint_open(&c, path, &err);
-    if (st != DSPARK_OK) fail_msg("%s: %s", err.where, err.message);
-    return c;
-}
-
-/* The file must be refused, the error naming the file and each of the texts ("|" between them). */
 static void refuse(dspark_status code, const char *texts)
 {
-    char copy[256], *rest = copy;
-    dspark_checkpoint *c = (void *)&copy;
-    dspark_error err = {0};
-    dspark_status st = dspark__checkpoint_open(&c, path, &err);
-    snprintf(copy, sizeof copy, "%s", texts);
-    if (st != code) fail_msg("%s: status %d (%s: %s)", texts, st, err.where, err.message);
-    assert_int_equal(err.code, code);
-    assert_null(c);
-    if (!strstr(err.where, "m.safetensors")) fail_msg("%s: where is %s", texts, err.where);
-    for (char *text = strsep(&rest, "|"); text; text = strsep(&rest, "|")) {
-        if (!strstr(err.message, text) && !strstr(err.where, text))
-            fail_msg("\"%s\" is not named in: %s: %s", text, err.where, err.message);
-    }
-    assert_int_equal(dspark__checkpoint_open(&c, path, NULL), code);
+    char with_name[300];
+    snprintf(with_name, sizeof with_name, "m.safetensors|%s", texts);
+    stfile_refuse(path, code, with_name);
 }
 
 #define TEST4 "{\"test\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}"
@@ -66,7 +45,7 @@ static void test_golden_file(void **state)
     (void)state;
     assert_int_equal(strlen(TEST4), 60);
     stfile_write(path, TEST4, 16);
-    dspark_checkpoint *c = open_good();
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), 1);
     const dspark_tensor *t = dspark__checkpoint_find(c, "test");
     assert_ptr_equal(t, dspark__checkpoint_at(c, 0));
@@ -122,7 +101,7 @@ static void test_good_files(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         stfile_write(path, cases[i].header, cases[i].n_data);
-        dspark_checkpoint *c = open_good();
+        dspark_checkpoint *c = stfile_open(path);
         assert_int_equal(dspark__checkpoint_count(c), cases[i].n_tensors);
         dspark__checkpoint_close(c);
     }
@@ -309,7 +288,7 @@ static void test_header_at_the_cap(void **state)
     memcpy(header, "{}", 2);
     for (size_t less = 0; less < 2; less++) {
         stfile_write_raw(path, n - less, header, n - less, NULL, 0);
-        dspark__checkpoint_close(open_good());
+        dspark__checkpoint_close(stfile_open(path));
     }
     free(header);
     unlink(path);
@@ -348,7 +327,7 @@ static void test_names(void **state)
         path,
         "{\"a\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\u20AC\\ud83d\\ude00z\":" E("U8", "[1]", 0, 1) "}",
         1);
-    dspark_checkpoint *c = open_good();
+    dspark_checkpoint *c = stfile_open(path);
     assert_non_null(
         dspark__checkpoint_find(c, "a\"\\/\b\f\n\r\t\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z"));
     dspark__checkpoint_close(c);
@@ -358,7 +337,7 @@ static void test_names(void **state)
         strcpy(at + n, "\":" E("U8", "[1]", 0, 1) "}");
         stfile_write(path, header, 1);
         if (n <= 1024)
-            dspark__checkpoint_close(open_good());
+            dspark__checkpoint_close(stfile_open(path));
         else
             refuse(DSPARK_EUNSUPPORTED, "1025|1024");
     }
@@ -376,7 +355,7 @@ static void test_order_and_alignment(void **state)
         char text[512];
         snprintf(text, sizeof text, "%s%*s", header, (int)pad, "");
         stfile_write(path, text, 7);
-        dspark_checkpoint *c = open_good();
+        dspark_checkpoint *c = stfile_open(path);
         for (size_t i = 0; i < 4; i++)
             assert_string_equal(dspark__checkpoint_at(c, i)->name, order[i]);
         const unsigned char *p = dspark__checkpoint_find(c, "a")->data;
@@ -394,7 +373,7 @@ static void test_order_of_empty_tensors(void **state)
                  "{\"y\":" E("U8", "[0]", 0, 0) ",\"z\":" E("U8", "[0]", 0, 0) ",\"w\":" E(
                      "U8", "[0]", 0, 0) ",\"x\":" E("U8", "[0]", 0, 0) "}",
                  0);
-    dspark_checkpoint *c = open_good();
+    dspark_checkpoint *c = stfile_open(path);
     for (size_t i = 0; i < 4; i++) assert_string_equal(dspark__checkpoint_at(c, i)->name, order[i]);
     dspark__checkpoint_close(c);
 }
@@ -415,7 +394,7 @@ static void test_many_tensors(void **state)
     }
     strcpy(header + at, "}");
     stfile_write(path, header, N);
-    dspark_checkpoint *c = open_good();
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), N);
     for (size_t i = 0; i < N; i++) {
         snprintf(name, sizeof name, "t.%zu", i);
@@ -436,7 +415,7 @@ static void test_metadata(void **state)
     for (int i = 0; i < 100; i++) at += (size_t)sprintf(header + at, ",\"k%d\":\"v%d\"", i, i);
     strcpy(header + at, "},\"t\":" E("U8", "[1]", 0, 1) "}");
     stfile_write(path, header, 1);
-    dspark_checkpoint *c = open_good();
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), 1);
     assert_string_equal(dspark__checkpoint_metadata(c, "format"), "pt");
     assert_string_equal(dspark__checkpoint_metadata(c, "ab"), "x\ny");
@@ -505,7 +484,7 @@ static void test_dtypes(void **state)
                  "{\"a\":{\"dtype\":\"%s\",\"shape\":[8],\"data_offsets\":[0,%u]}}", table[i].name,
                  table[i].bits);
         stfile_write(path, header, table[i].bits);
-        dspark_checkpoint *c = open_good();
+        dspark_checkpoint *c = stfile_open(path);
         assert_int_equal(dspark__checkpoint_at(c, 0)->dtype, d);
         dspark__checkpoint_close(c);
     }

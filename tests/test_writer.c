@@ -22,15 +22,6 @@
 
 static const uint64_t shape23[2] = {2, 3}, shape5[1] = {5}, shape0[2] = {0, 7168};
 
-static dspark_checkpoint *open_good(const char *path)
-{
-    dspark_checkpoint *c = NULL;
-    dspark_error err = {0};
-    if (dspark__checkpoint_open(&c, path, &err) != DSPARK_OK)
-        fail_msg("%s: %s", err.where, err.message);
-    return c;
-}
-
 static void test_round_trip(void **state)
 {
     const char *dir = tmpdir_make(), *path = tmpdir_path(dir, "out.safetensors");
@@ -57,7 +48,7 @@ static void test_round_trip(void **state)
     assert_int_equal(dspark__writer_commit(w, &err), DSPARK_OK);
     assert_int_equal(tmpdir_count(dir), 1);
 
-    dspark_checkpoint *c = open_good(path);
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), 4);
     const dspark_tensor *z = dspark__checkpoint_find(c, "z");
     assert_ptr_equal(z, dspark__checkpoint_at(c, 0));
@@ -92,7 +83,7 @@ static void test_large_data(void **state)
         at += step;
     }
     assert_int_equal(dspark__writer_commit(w, NULL), DSPARK_OK);
-    dspark_checkpoint *c = open_good(path);
+    dspark_checkpoint *c = stfile_open(path);
     assert_memory_equal(dspark__checkpoint_at(c, 0)->data, data, n);
     dspark__checkpoint_close(c);
     free(data);
@@ -106,13 +97,13 @@ static void test_empty_and_metadata_only(void **state)
     (void)state;
     assert_int_equal(dspark__writer_create(&w, path, NULL), DSPARK_OK);
     assert_int_equal(dspark__writer_commit(w, NULL), DSPARK_OK);
-    dspark_checkpoint *c = open_good(path);
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), 0);
     dspark__checkpoint_close(c);
     assert_int_equal(dspark__writer_create(&w, path, NULL), DSPARK_OK); /* replaces */
     assert_int_equal(dspark__writer_metadata(w, "", "", NULL), DSPARK_OK);
     assert_int_equal(dspark__writer_commit(w, NULL), DSPARK_OK);
-    c = open_good(path);
+    c = stfile_open(path);
     assert_string_equal(dspark__checkpoint_metadata(c, ""), "");
     dspark__checkpoint_close(c);
     tmpdir_remove(dir);
@@ -285,7 +276,7 @@ static void test_out_of_memory(void **state)
         assert_int_equal(err.code, DSPARK_ENOMEM);
         assert_int_equal(tmpdir_count(dir), 0);
     }
-    dspark_checkpoint *c = open_good(path);
+    dspark_checkpoint *c = stfile_open(path);
     assert_int_equal(dspark__checkpoint_count(c), 80);
     dspark__checkpoint_close(c);
     tmpdir_remove(dir);

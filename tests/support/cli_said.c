@@ -10,6 +10,20 @@
 
 #include <cmocka.h>
 
+cli_result run_cli_to(int code, const char *fmt, ...)
+{
+    char text[4096];
+    cli_result r;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    r = run_cli("%s", text);
+    if (r.code != code) print_error("dspark %s: %d\n%s\n%s\n", text, r.code, r.out, r.err);
+    assert_int_equal(r.code, code);
+    return r;
+}
+
 void said_has(const char *text, const char *part, const char *file, int line)
 {
     if (strstr(text, part)) return;
@@ -56,6 +70,17 @@ const char *in_folder(const char *name)
     static char path[800];
     snprintf(path, sizeof path, "%s/%s", cli_folder(), name);
     return path;
+}
+
+char *read_in_folder(const char *name)
+{
+    return read_whole_file(in_folder(name), NULL);
+}
+
+int make_tiny(void **state)
+{
+    (void)state;
+    return run_cli("synth tiny --preset tiny").code;
 }
 
 int remove_folder(void **state)

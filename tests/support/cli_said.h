@@ -7,6 +7,13 @@
 
 #include "support/run_cli.h"
 
+/* The run must end with this code; both outputs are shown when it does not. */
+cli_result run_cli_to(int code, const char *fmt, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
 /* The text must hold the part. */
 #define assert_has(text, part) said_has(text, part, __FILE__, __LINE__)
 void said_has(const char *text, const char *part, const char *file, int line);
@@ -20,6 +27,10 @@ const char *said_text(const json_t *object, const char *key);
 
 /* A name in the command's folder, until the next call. */
 const char *in_folder(const char *name);
+/* The file of that name; free() it. */
+char *read_in_folder(const char *name);
+/* A cmocka setup: the folder with a checkpoint "tiny". */
+int make_tiny(void **state);
 /* A cmocka teardown: the folder and all in it. */
 int remove_folder(void **state);
 

@@ -1,9 +1,15 @@
-/* Writes safetensors files byte by byte, valid or broken on purpose. */
+/* Writes safetensors files byte by byte, valid or broken on purpose, and opens them. */
 #include "support/stfile.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <cmocka.h>
+
+#include "ckpt/checkpoint.h"
 #include "support/tmpdir.h"
 
 unsigned char stfile_byte(size_t i)
@@ -27,4 +33,28 @@ void stfile_write_raw(const char *path, uint64_t header_length, const void *head
 void stfile_write(const char *path, const char *header, size_t n_data)
 {
     stfile_write_raw(path, strlen(header), header, strlen(header), NULL, n_data);
+}
+
+dspark_checkpoint *stfile_open(const char *path)
+{
+    dspark_checkpoint *c = NULL;
+    dspark_error err = {0};
+    if (dspark__checkpoint_open(&c, path, &err) != DSPARK_OK) fail_msg("%s: %s", err.where, err.message);
+    return c;
+}
+
+void stfile_refuse(const char *path, dspark_status code, const char *texts)
+{
+    char copy[300], *rest = copy;
+    dspark_checkpoint *c = (void *)&copy;
+    dspark_error err = {0};
+    dspark_status st = dspark__checkpoint_open(&c, path, &err);
+    snprintf(copy, sizeof copy, "%s", texts);
+    if (st != code) fail_msg("%s: status %d (%s: %s)", texts, st, err.where, err.message);
+    assert_int_equal(err.code, code);
+    assert_null(c);
+    for (char *text = strsep(&rest, "|"); text; text = strsep(&rest, "|"))
+        if (!strstr(err.message, text) && !strstr(err.where, text))
+            fail_msg("\"%s\" is not named in: %s: %s", text, err.where, err.message);
+    assert_int_equal(dspark__checkpoint_open(&c, path, NULL), code);
 }
