@@ -342,6 +342,17 @@ typedef struct dspark__kern {
      * Returns how many panels' codes were looked at. */
     size_t (*bound_panels)(const dspark__bound_panels *b);
 
+    /* Making those codes, each lane a row of W2 and w[i] their elements i; all fp32 and IEEE, no fused operation.
+     * bound_widen: n elements in panel order to w, subnormals as zero (n + 1 where n is odd). bound_turn: Hadamard's
+     * matrix on every `turn` elements (a power of two that divides n): for half = 1, 2, 4 .. and i without that
+     * bit, w[i], w[i + half] = w[i] + w[i + half], w[i] - w[i + half]; then squares += w[i] * w[i] in order of i.
+     * bound_codes: code = (int)min(max(w * inverse + 8, 0), 15), rest = w - step * (2 * code - 15), left += rest * rest
+     * in order of i; n is a multiple of 8, `to` has bound_panels' words. */
+    void (*bound_widen)(float (*w)[DSPARK__PANEL], const uint16_t *from, size_t n);
+    void (*bound_turn)(float (*w)[DSPARK__PANEL], size_t n, size_t turn, float *squares);
+    void (*bound_codes)(unsigned char *to, const float (*w)[DSPARK__PANEL], size_t n, const float *inverse,
+                        const float *step, float *left);
+
     /* Run the level's best multiply-add on registers for about `iterations` rounds; returns the
      * floating-point operations done. For the roofline only. */
     double (*probe_flops)(uint64_t iterations);

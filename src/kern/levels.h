@@ -142,6 +142,10 @@ float dspark__dot_lanes__ref(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__ref(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__ref(const void *a, const void *b, size_t n, float *best);
 size_t dspark__bound_panels__ref(const dspark__bound_panels *b);
+void dspark__bound_widen__ref(float (*w)[DSPARK__PANEL], const uint16_t *from, size_t n);
+void dspark__bound_turn__ref(float (*w)[DSPARK__PANEL], size_t n, size_t turn, float *squares);
+void dspark__bound_codes__ref(unsigned char *to, const float (*w)[DSPARK__PANEL], size_t n, const float *inverse,
+                             const float *step, float *left);
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -174,6 +178,10 @@ float dspark__dot_lanes__avx2(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__avx2(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx2(const void *a, const void *b, size_t n, float *best);
 size_t dspark__bound_panels__avx2(const dspark__bound_panels *b);
+void dspark__bound_widen__avx2(float (*w)[DSPARK__PANEL], const uint16_t *from, size_t n);
+void dspark__bound_turn__avx2(float (*w)[DSPARK__PANEL], size_t n, size_t turn, float *squares);
+void dspark__bound_codes__avx2(unsigned char *to, const float (*w)[DSPARK__PANEL], size_t n, const float *inverse,
+                             const float *step, float *left);
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
@@ -210,6 +218,10 @@ float dspark__dot_lanes__avx512(const void *x, const void *w, size_t n);
 size_t dspark__argmax_bf16__avx512(const void *x, size_t n, float *best);
 size_t dspark__add_argmax_bf16__avx512(const void *a, const void *b, size_t n, float *best);
 size_t dspark__bound_panels__avx512(const dspark__bound_panels *b);
+void dspark__bound_widen__avx512(float (*w)[DSPARK__PANEL], const uint16_t *from, size_t n);
+void dspark__bound_turn__avx512(float (*w)[DSPARK__PANEL], size_t n, size_t turn, float *squares);
+void dspark__bound_codes__avx512(unsigned char *to, const float (*w)[DSPARK__PANEL], size_t n, const float *inverse,
+                             const float *step, float *left);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,

@@ -45,26 +45,6 @@ typedef struct build_job {
 /* Rows of one panel, BLOCK values of k of each, zero behind the last. */
 typedef float weights[BLOCK][DSPARK__PANEL];
 
-static void put_word(unsigned char *to, uint32_t word)
-{
-    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(word >> 8 * i);
-}
-
-/* n values of k in panel order to rows of w. Subnormals are zero, as the product reads them. */
-static void widen(const uint16_t *from, uint32_t n, float (*w)[DSPARK__PANEL])
-{
-    for (uint32_t i = 0; i < n; i += 2, from += 2 * DSPARK__PANEL)
-        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-            uint32_t pair;
-            memcpy(&pair, from + 2 * lane, sizeof pair);
-            uint32_t first = pair << 16, second = pair & 0xffff0000u;
-            first = first & 0x7f800000u ? first : 0;
-            second = second & 0x7f800000u ? second : 0;
-            memcpy(&w[i][lane], &first, sizeof first);
-            memcpy(&w[i + 1][lane], &second, sizeof second);
-        }
-}
-
 static void scale_rows(float (*w)[DSPARK__PANEL], uint32_t n, const float *s)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -78,7 +58,7 @@ static void load_weights(const build_job *job, size_t p, uint32_t k0, uint32_t n
     const uint32_t group = shard->packing.group;
     if (shard->packing.bits == 16) {
         const uint16_t *from = (const uint16_t *)(const void *)(shard->codes + p * shard->code_stride);
-        widen(from + (size_t)k0 * DSPARK__PANEL, n, w);
+        job->kern->bound_widen(w, from + (size_t)k0 * DSPARK__PANEL, n);
         return;
     }
     const uint8_t *scales = shard->scales ? shard->scales + p * shard->scale_stride : NULL;
@@ -87,7 +67,7 @@ static void load_weights(const build_job *job, size_t p, uint32_t k0, uint32_t n
         const uint32_t m = n - i < DECODE ? n - i : DECODE;
         job->kern->decode(block, shard->codes + p * shard->code_stride, scales, &shard->packing.format,
                           k0 + i, m);
-        widen(block, m, w + i);
+        job->kern->bound_widen(w + i, block, m);
     }
     if (group)
         for (uint32_t i = 0; i < n; i++)
@@ -105,28 +85,14 @@ static uint32_t turn_of(uint32_t rank)
     return turn < BLOCK ? turn : BLOCK;
 }
 
-static void turn_weights(weights w, uint32_t n, uint32_t turn)
-{
-    for (uint32_t half = 1; half < turn; half *= 2)
-        for (uint32_t i = 0; i < n; i++) {
-            if (i & half) continue;
-            float *a = w[i], *b = w[i + half];
-            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-                float sum = a[lane] + b[lane], difference = a[lane] - b[lane];
-                a[lane] = sum;
-                b[lane] = difference;
-            }
-        }
-}
-
-/* Values k0 .. of panel p, turned; returns how many, a multiple of 8. */
-static uint32_t load_turned(const build_job *job, size_t p, uint32_t k0, weights w)
+/* Values k0 .. of panel p, turned, their squares added; returns how many, a multiple of 8. */
+static uint32_t load_turned(const build_job *job, size_t p, uint32_t k0, weights w, float *squares)
 {
     const uint32_t rank = job->bound->rank, n = rank - k0 < BLOCK ? rank - k0 : BLOCK;
     const uint32_t whole = (n + 7) / 8 * 8;
     load_weights(job, p, k0, n, w);
     for (uint32_t i = n; i < whole; i++) memset(w[i], 0, sizeof w[i]);
-    turn_weights(w, whole, turn_of(rank));
+    job->kern->bound_turn(w, whole, turn_of(rank), squares);
     return whole;
 }
 
@@ -148,44 +114,16 @@ static double root_above(double sum, uint32_t n)
     return sqrt(sum * (1 + (n + 16.0) * 2 * UNIT) + n * 0x1p-140);
 }
 
-/* Codes of n values of k; a code c stands for step * (2c - 15). Squares of what they leave join `left`. */
-static void write_codes(weights w, uint32_t n, const float *step, float *left, unsigned char *to)
-{
-    float inverse[DSPARK__PANEL];
-    uint32_t words[DSPARK__PANEL];
-    for (size_t lane = 0; lane < DSPARK__PANEL; lane++)
-        inverse[lane] = step[lane] > 0 ? 0.5f / step[lane] : 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const int shift = i % 8 < 4 ? (int)(i % 4) * 8 : (int)(i % 4) * 8 + 4;
-        if (i % 8 == 0) memset(words, 0, sizeof words);
-        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) {
-            float c = w[i][lane] * inverse[lane] + 8.0f;
-            c = c < 0.0f ? 0.0f : c;
-            c = c > 15.0f ? 15.0f : c;
-            int32_t code = (int32_t)c;
-            float rest = w[i][lane] - step[lane] * (float)(2 * code - 15); /* the product is exact */
-            left[lane] += rest * rest;
-            words[lane] |= (uint32_t)code << shift;
-        }
-        if (i % 8 < 7) continue;
-        for (size_t lane = 0; lane < DSPARK__PANEL; lane++) put_word(to + 4 * lane, words[lane]);
-        to += sizeof words;
-    }
-}
-
 static void build_panel(build_job *job, size_t p)
 {
     const uint32_t k = job->bound->rank;
     unsigned char *panel = job->bound->memory + p * job->bound->stride, *to = panel + DSPARK__BOUND_HEAD;
     weights w;
-    float squares[DSPARK__PANEL] = {0}, left[DSPARK__PANEL] = {0}, step[DSPARK__PANEL], sum = 0;
+    float squares[DSPARK__PANEL] = {0}, left[DSPARK__PANEL] = {0}, again[DSPARK__PANEL] = {0}, sum = 0;
+    float step[DSPARK__PANEL], inverse[DSPARK__PANEL];
     uint16_t head[3][DSPARK__PANEL];
     uint32_t n = 0;
-    for (uint32_t k0 = 0; k0 < k; k0 += BLOCK) {
-        n = load_turned(job, p, k0, w);
-        for (uint32_t i = 0; i < n; i++)
-            for (size_t lane = 0; lane < DSPARK__PANEL; lane++) squares[lane] += w[i][lane] * w[i][lane];
-    }
+    for (uint32_t k0 = 0; k0 < k; k0 += BLOCK) n = load_turned(job, p, k0, w, squares);
     for (size_t lane = 0; lane < DSPARK__PANEL; lane++) sum += squares[lane];
     if (!(sum <= (float)(LARGEST_NORM * LARGEST_NORM))) { /* or NaN */
         atomic_store(&job->bad, 1);
@@ -195,10 +133,11 @@ static void build_panel(build_job *job, size_t p)
         head[0][lane] = dspark__f32_to_bf16(STEP * sqrtf(squares[lane] / (float)k));
         if (!(head[0][lane] & 0x7f80)) head[0][lane] = 0;
         step[lane] = dspark__bf16_to_f32(head[0][lane]);
+        inverse[lane] = step[lane] > 0 ? 0.5f / step[lane] : 0;
     }
     for (uint32_t k0 = 0; k0 < k; k0 += BLOCK) {
-        if (k > BLOCK) n = load_turned(job, p, k0, w);
-        write_codes(w, n, step, left, to);
+        if (k > BLOCK) n = load_turned(job, p, k0, w, again);
+        job->kern->bound_codes(to, (const float (*)[DSPARK__PANEL])w, n, inverse, step, left);
         to += (size_t)n * DSPARK__PANEL / 2;
     }
     const uint32_t width = (uint32_t)dspark__markov_bound_width(k);

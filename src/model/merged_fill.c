@@ -1,6 +1,6 @@
-/* Filling the shards of a merged linear: modules or rows in memory into panels, on all threads. Every
- * panel is hashed, packed and checked by one thread while it is in that thread's cache, and files are
- * dropped from memory behind the packing. */
+/* Filling the shards of a merged linear: modules or rows in memory into panels, on all threads. A thread takes
+ * units of panels, brings their pages, hashes, packs and checks each panel while it is in its cache, and drops
+ * the file's pages. A piece, which is many units, ends with what one thread does: digest, progress, output. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -12,13 +12,15 @@
 #include "model/prepacked.h"
 #include "quant/parts.h"
 
-/* What is packed between two progress steps: so many bytes, and enough panels to share out. */
-#define PIECE_BYTES (8u << 20)
+/* What is packed between two progress steps, for each thread: so many bytes, and enough panels to share out. */
+#define PIECE_BYTES ((uint64_t)32 << 20)
+#define MOST_PIECE ((uint64_t)256 << 20)
 #define PIECE_PANELS 16u
 #define PIECE_ROWS 65536u /* at most: each has a digest */
+/* Of a unit. Smaller ones cost more in the system: a drop interrupts all processors. */
+#define UNIT_BYTES ((size_t)16 << 20)
 /* A file's pages are mapped by the system in runs of so many bytes, or larger ones. */
 #define RUN_BYTES (64u << 10)
-#define RUNS_A_TIME 16u
 
 typedef unsigned char row_digest[16];
 
@@ -34,8 +36,9 @@ typedef struct pack_job {
     unsigned char *codes; /* of panel codes_from and those behind it; NULL: rows are hashed and not packed */
     uint32_t codes_from;
     row_digest *digests;  /* of the piece's rows, in order */
-    size_t n_huge, n_runs; /* of the piece: huge pages to bring, runs of the file to map */
-    atomic_uint next;
+    const dspark_tensor *file; /* that holds the rows, or NULL: they are in memory */
+    unsigned a_unit;      /* panels of a unit at most */
+    atomic_uint next;     /* panel that nobody took yet */
     atomic_uint bad;      /* the first panel with a weight that is not finite, or UINT32_MAX */
 } pack_job;
 
@@ -55,22 +58,51 @@ static unsigned char *codes_at(const pack_job *job, size_t p)
     return job->codes + (p - job->codes_from) * job->shard->code_stride;
 }
 
-/* Pages of file and memory come before they are used: not one by one under a kernel that has many rows in
- * flight, and none to two threads at once, which would both clear it. */
-static void bring_task(void *arg, size_t worker)
+/* ---- units ---- */
+
+typedef struct unit {
+    size_t first, n; /* panels; n = 0: none */
+} unit;
+
+/* Less and less towards the end of a piece, so that threads finish together. */
+static unit take_unit(pack_job *job)
 {
-    pack_job *job = arg;
-    const size_t n_parts = (job->n_runs + RUNS_A_TIME - 1) / RUNS_A_TIME;
-    const volatile unsigned char *from = row_at(job, (size_t)job->panel0 * DSPARK__PANEL);
-    (void)worker;
-    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_huge + n_parts;) {
-        if (i < job->n_huge) {
-            dspark__huge_page_bring(codes_at(job, job->panel0), i, job->codes + job->shard->bytes);
-            continue;
-        }
-        for (size_t run = (i - job->n_huge) * RUNS_A_TIME, n = 0; n < RUNS_A_TIME && run < job->n_runs; n++, run++)
-            (void)from[run * RUN_BYTES];
-    }
+    const unsigned end = job->panel0 + job->n_panels, threads = dspark__threads_count(job->fill->threads);
+    unsigned first = atomic_load(&job->next), n;
+    do {
+        if (first >= end) return (unit){end, 0};
+        n = threads == 1 ? end - first : (end - first) / (2 * threads);
+        n = n < 1 ? 1 : n > job->a_unit ? job->a_unit : n;
+    } while (!atomic_compare_exchange_weak(&job->next, &first, first + n));
+    return (unit){first, n};
+}
+
+static uint64_t rows_of_unit(const pack_job *job, unit u)
+{
+    const uint64_t left = job->shard->rows - (uint64_t)u.first * DSPARK__PANEL;
+    return left < u.n * DSPARK__PANEL ? left : u.n * DSPARK__PANEL;
+}
+
+/* Pages of file and memory come before they are used: not one by one under a kernel that has many rows in flight.
+ * A huge page comes with the unit that it begins in; the last one first, for another thread goes on in it. */
+static void bring_unit(const pack_job *job, unit u)
+{
+    const volatile unsigned char *from = row_at(job, u.first * DSPARK__PANEL);
+    if (!u.n) return;
+    const size_t bytes = job->file ? (size_t)rows_of_unit(job, u) * job->row_bytes : 0;
+    if (job->codes && !job->fill->packer)
+        for (size_t i = dspark__huge_pages(codes_at(job, u.first), u.n * job->shard->code_stride); i-- > 0;)
+            dspark__huge_page_bring(codes_at(job, u.first), i, job->codes + job->shard->bytes);
+    for (size_t i = 0; i < bytes; i += RUN_BYTES) (void)from[i];
+}
+
+/* Units are cut at any byte: the page that two of them share is left to the piece. */
+static void drop_unit(const pack_job *job, unit u)
+{
+    const uint64_t row = (uint64_t)u.first * DSPARK__PANEL;
+    if (job->file)
+        dspark__checkpoint_drop(job->fill->ckpt, job->file, row * job->row_bytes,
+                                rows_of_unit(job, u) * job->row_bytes);
 }
 
 /* No code of these rows stands for a number that is not finite; none of 4 bits does. Codes of 8 bits that can are
@@ -87,7 +119,7 @@ static int codes_are_finite(const pack_job *job, size_t p)
 }
 
 /* bf16 as it is stored: hashed and packed in one pass where that is better. next: the panel that follows on
- * this thread. */
+ * this thread, or SIZE_MAX. */
 static int pack_bf16(const pack_job *job, size_t p, size_t next, row_digest *digests)
 {
     const unsigned char *rows = row_at(job, p * DSPARK__PANEL);
@@ -95,7 +127,7 @@ static int pack_bf16(const pack_job *job, size_t p, size_t next, row_digest *dig
     uint16_t *panel = (uint16_t *)(void *)codes_at(job, p);
     if (job->kern->pack_digest) {
         dspark__pack_digest all = {panel, rows, job->stride, n, job->k, digests, NULL};
-        if (next < (size_t)job->panel0 + job->n_panels && rows_of_panel(job, next) == DSPARK__PANEL)
+        if (next != SIZE_MAX && rows_of_panel(job, next) == DSPARK__PANEL)
             all.next = row_at(job, next * DSPARK__PANEL);
         return job->kern->pack_digest(&all);
     }
@@ -127,20 +159,30 @@ static int pack_panel(const pack_job *job, size_t p, size_t next)
     return 1;
 }
 
+static void note_bad(pack_job *job, unsigned p)
+{
+    unsigned seen = atomic_load(&job->bad);
+    while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, p)) {
+    }
+}
+
 static void pack_task(void *arg, size_t worker)
 {
     pack_job *job = arg;
-    unsigned i = atomic_fetch_add(&job->next, 1);
+    unit now = take_unit(job);
     (void)worker;
-    while (i < job->n_panels) {
-        const unsigned next = atomic_fetch_add(&job->next, 1), p = job->panel0 + i;
-        i = next;
-        if (pack_panel(job, p, (size_t)job->panel0 + next)) continue;
-        unsigned seen = atomic_load(&job->bad);
-        while (p < seen && !atomic_compare_exchange_weak(&job->bad, &seen, p)) {
-        }
+    bring_unit(job, now);
+    while (now.n) {
+        const unit then = take_unit(job); /* whose rows are fetched while the last panel of this one is packed */
+        bring_unit(job, then);
+        for (size_t i = 0, p = now.first; i < now.n; i++, p++)
+            if (!pack_panel(job, p, i + 1 < now.n ? p + 1 : then.n ? then.first : SIZE_MAX)) note_bad(job, (unsigned)p);
+        drop_unit(job, now);
+        now = then;
     }
 }
+
+/* ---- pieces ---- */
 
 /* The tensor that holds the rows; the others of the module are small. */
 static const dspark_tensor *main_part(const dspark__module *m)
@@ -174,25 +216,17 @@ static dspark_status digest_small_parts(const dspark__fill *f, const dspark_tens
     return DSPARK_OK;
 }
 
-static void run_task(pack_job *job, void (*task)(void *arg, size_t worker), size_t n_units)
+/* Rows [row, row + n) of the shard. The first bad panel, or UINT32_MAX. */
+static unsigned pack_piece(pack_job *job, uint64_t row, uint64_t n)
 {
     const size_t workers = dspark__threads_count(job->fill->threads);
-    atomic_store(&job->next, 0);
-    dspark__threads_run(job->fill->threads, task, job, workers < n_units ? workers : n_units);
-}
-
-/* Rows [row, row + n) of the shard, of a file or of memory. The first bad panel, or UINT32_MAX. */
-static unsigned pack_piece(pack_job *job, uint64_t row, uint64_t n, int mapped)
-{
     job->panel0 = (uint32_t)(row / DSPARK__PANEL);
     job->n_panels = (uint32_t)dspark__ceil_div_u64(n, DSPARK__PANEL);
-    job->n_runs = mapped ? (size_t)dspark__ceil_div_u64(n * job->row_bytes, RUN_BYTES) : 0;
-    job->n_huge = 0;
-    if (job->codes && !job->fill->packer)
-        job->n_huge = dspark__huge_pages(codes_at(job, job->panel0), job->n_panels * job->shard->code_stride);
-    if (job->n_huge + job->n_runs > RUNS_A_TIME) run_task(job, bring_task, job->n_huge + job->n_runs);
-    run_task(job, pack_task, job->n_panels);
+    atomic_store(&job->next, job->panel0);
+    dspark__threads_run(job->fill->threads, pack_task, job, workers < job->n_panels ? workers : job->n_panels);
     if (job->fill->digest) dspark__digest_update(job->fill->digest, job->digests, n * sizeof *job->digests);
+    if (job->file)
+        dspark__checkpoint_drop(job->fill->ckpt, job->file, row * job->row_bytes, n * job->row_bytes);
     return atomic_load(&job->bad);
 }
 
@@ -219,10 +253,19 @@ static dspark_status fail_row(const pack_job *job, size_t p, const char *name, d
 
 static uint64_t rows_of_piece(const pack_job *job)
 {
-    uint64_t rows = PIECE_BYTES / (job->row_bytes ? job->row_bytes : 1);
+    uint64_t bytes = PIECE_BYTES * dspark__threads_count(job->fill->threads);
+    if (bytes > MOST_PIECE) bytes = MOST_PIECE;
+    uint64_t rows = bytes / (job->row_bytes ? job->row_bytes : 1);
     if (rows > PIECE_ROWS) rows = PIECE_ROWS;
     if (rows < PIECE_PANELS * DSPARK__PANEL) rows = PIECE_PANELS * DSPARK__PANEL;
     return rows / DSPARK__PANEL * DSPARK__PANEL;
+}
+
+static unsigned panels_of_unit(const pack_job *job)
+{
+    const size_t file = job->row_bytes * DSPARK__PANEL, codes = job->codes ? job->shard->code_stride : 0;
+    const size_t panel = file > codes ? file : codes;
+    return panel < UNIT_BYTES ? (unsigned)(UNIT_BYTES / (panel ? panel : 1)) : 1;
 }
 
 /* A piece is packed: what is there to say of it? */
@@ -238,21 +281,22 @@ static dspark_status end_piece(const pack_job *job, uint64_t n, const dspark_ten
     return dspark__packer_put(f->packer, job->codes, job->n_panels * job->shard->code_stride, err);
 }
 
-/* All of the shard; t is the tensor that holds the rows, or NULL for rows in memory. */
-static dspark_status take_pieces(pack_job *job, const dspark_tensor *t, const char *name, dspark_error *err)
+/* All of the shard. */
+static dspark_status take_pieces(pack_job *job, const char *name, dspark_error *err)
 {
     dspark_status st = DSPARK_OK;
+    const dspark_tensor *t = job->file;
     const dspark__fill *f = job->fill;
     const uint64_t rows = job->shard->rows, piece = rows_of_piece(job);
     const size_t bytes = (size_t)(piece < rows ? piece : rows) * sizeof *job->digests;
     job->digests = dspark__alloc(job->allocator, bytes, 64);
     if (!job->digests) return dspark__fail_nomem(err, name, bytes);
+    job->a_unit = panels_of_unit(job);
     for (uint64_t row = 0; row < rows && st == DSPARK_OK; row += piece) {
         const uint64_t n = rows - row < piece ? rows - row : piece;
         if (t && (st = dspark__checkpoint_verify(f->ckpt, t, err)) != DSPARK_OK) break;
         if (f->packer) job->codes_from = (uint32_t)(row / DSPARK__PANEL);
-        const unsigned bad = pack_piece(job, row, n, t != NULL);
-        if (t) dspark__checkpoint_drop(f->ckpt, t, row * job->row_bytes, n * job->row_bytes);
+        const unsigned bad = pack_piece(job, row, n);
         st = end_piece(job, n, t, name, bad, err);
     }
     dspark__free(job->allocator, job->digests, bytes);
@@ -260,14 +304,14 @@ static dspark_status take_pieces(pack_job *job, const dspark_tensor *t, const ch
 }
 
 /* The same, with memory for a piece's codes where they are not kept. */
-static dspark_status pack_pieces(pack_job *job, const dspark_tensor *t, const char *name, dspark_error *err)
+static dspark_status pack_pieces(pack_job *job, const char *name, dspark_error *err)
 {
     const uint64_t rows = job->shard->rows, piece = rows_of_piece(job);
     const size_t panels = (size_t)dspark__ceil_div_u64(piece < rows ? piece : rows, DSPARK__PANEL);
     const size_t bytes = panels * job->shard->code_stride;
-    if (!job->fill->packer) return take_pieces(job, t, name, err);
+    if (!job->fill->packer) return take_pieces(job, name, err);
     if (!(job->codes = dspark__alloc(job->allocator, bytes, 64))) return dspark__fail_nomem(err, name, bytes);
-    dspark_status st = take_pieces(job, t, name, err);
+    dspark_status st = take_pieces(job, name, err);
     dspark__free(job->allocator, job->codes, bytes);
     return st;
 }
@@ -282,12 +326,12 @@ static dspark_status pack_shard(const dspark__merged_linear *ml, uint32_t s, con
     if (st != DSPARK_OK) return st;
     pack_job job = {.shard = shard, .fill = f, .kern = &kern, .allocator = &ml->allocator, .rows = rows,
                     .stride = stride, .row_bytes = row_bytes, .k = ml->k, .codes = shard->codes,
-                    .bad = UINT32_MAX};
-    if (!f->packer) return pack_pieces(&job, t, name, err);
+                    .file = t, .bad = UINT32_MAX};
+    if (!f->packer) return pack_pieces(&job, name, err);
     size_t n_rest;
     const void *rest = dspark__shard_rest(shard, &n_rest);
     st = dspark__packer_begin(f->packer, ml, s, shard->scheme ? shard->scheme : &dspark__scheme_bf16, err);
-    if (st == DSPARK_OK) st = pack_pieces(&job, t, name, err);
+    if (st == DSPARK_OK) st = pack_pieces(&job, name, err);
     if (st == DSPARK_OK) st = dspark__packer_put(f->packer, rest, n_rest, err);
     return st == DSPARK_OK ? dspark__packer_end(f->packer, err) : st;
 }
@@ -347,8 +391,9 @@ static dspark_status hash_shard(const dspark__merged_linear *ml, uint32_t s, con
     if (st != DSPARK_OK) return st;
     fill.packer = NULL;
     pack_job job = {.shard = &ml->shards[s], .fill = &fill, .kern = &kern, .allocator = &ml->allocator,
-                    .rows = rows, .stride = stride, .row_bytes = row_bytes, .k = ml->k, .bad = UINT32_MAX};
-    return take_pieces(&job, t, ml->name, err);
+                    .rows = rows, .stride = stride, .row_bytes = row_bytes, .k = ml->k, .file = t,
+                    .bad = UINT32_MAX};
+    return take_pieces(&job, ml->name, err);
 }
 
 dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32_t s,
@@ -381,24 +426,4 @@ dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_
         st = pack_shard(ml, s, fill, rows, stride, (size_t)ml->k * 2, NULL, ml->name, err);
     if (st == DSPARK_OK) shard->scheme = &dspark__scheme_bf16;
     return end_shard(ml, s, fill, st);
-}
-
-dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
-                                               const uint16_t *w, dspark_error *err)
-{
-    dspark__shard *shard = &ml->shards[s];
-    dspark__kern kern;
-    dspark_status st = dspark__kern_select(&kern, DSPARK_ISA_AUTO, err);
-    if (st != DSPARK_OK) return st;
-    if (shard->scheme)
-        return dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", s);
-    shard->packing = dspark__packing_bf16;
-    if ((st = dspark__shard_take_memory(ml, s, 0, err)) != DSPARK_OK) return end_shard(ml, s, NULL, st);
-    for (size_t p = 0; p < shard->n_panels; p++) {
-        const size_t row = p * DSPARK__PANEL, left = shard->rows - row;
-        kern.pack_panel((uint16_t *)(void *)(shard->codes + p * shard->code_stride), w + row * ml->k,
-                        (size_t)ml->k * 2, left < DSPARK__PANEL ? left : DSPARK__PANEL, ml->k);
-    }
-    shard->scheme = &dspark__scheme_bf16;
-    return end_shard(ml, s, NULL, DSPARK_OK);
 }

@@ -105,14 +105,29 @@ dspark_status dspark__merged_linear_hash(const dspark__merged_linear *ml, uint32
 dspark_status dspark__merged_linear_hash_rows(const dspark__merged_linear *ml, uint32_t s, const void *rows,
                                               size_t stride, const dspark__fill *fill, dspark_error *err);
 
-/* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
-dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
-                                               const uint16_t *w, dspark_error *err);
-/* Take them from bf16 rows that lie `stride` bytes apart, as dspark__merged_linear_fill does; of the
+/* Take them from bf16 rows in memory that lie `stride` bytes apart, as dspark__merged_linear_fill does; of the
  * fill, module and checkpoint are not used. DSPARK_ENONFINITE names row and column. */
 dspark_status dspark__merged_linear_fill_rows(dspark__merged_linear *ml, uint32_t s, const void *rows,
                                               size_t stride, const dspark__fill *fill,
                                               dspark_error *err);
+
+/* ---- filling from memory: merged_dense.c ---- */
+
+/* Finite bf16 matrices in memory, one for each of some shards: that of the next one is `step` elements on. */
+typedef struct dspark__dense {
+    const uint16_t *w;
+    size_t step, stride; /* in elements; stride: from row to row */
+    int turned;          /* the rows are the columns of what is packed */
+} dspark__dense;
+
+/* Fill n shards of equal size from `first` on, on all threads (NULL: this one). They take memory of their own, or
+ * of dspark__merged_linear_reserve. */
+dspark_status dspark__merged_linear_fill_many(dspark__merged_linear *ml, uint32_t first, uint32_t n,
+                                              const dspark__dense *from, dspark__threads *threads,
+                                              dspark_error *err);
+/* Take the rows of shard `s` from dense finite bf16 [rows][k] in memory. */
+dspark_status dspark__merged_linear_fill_dense(dspark__merged_linear *ml, uint32_t s,
+                                               const uint16_t *w, dspark_error *err);
 
 /* DSPARK_EMODEL naming the first unfilled shard. */
 dspark_status dspark__merged_linear_complete(const dspark__merged_linear *ml, dspark_error *err);

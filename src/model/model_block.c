@@ -116,24 +116,25 @@ static dspark_status fill_norms(dspark__filler *f, const dspark__module *modules
 
 /* ---- kv_b ---- */
 
-/* One layer: dense [H * (P + V)][C] in bf16, then head by head into shards. */
+/* One layer: dense [H * (P + V)][C] in bf16, of which each head has two shards. A file has them head by head. */
 static dspark_status split_layer(dspark__filler *f, const dspark__module *module, uint32_t layer,
-                                 uint16_t *dense, uint16_t *turned, dspark_error *err)
+                                 uint16_t *dense, dspark_error *err)
 {
     const dspark_config *c = &f->model->config;
     dspark__block_weights *b = &f->model->block;
-    const uint32_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank;
+    const uint32_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank, heads = c->n_heads;
+    const uint32_t at_once = f->packer || f->prepacked ? 1 : heads;
+    dspark__dense k = {.w = dense, .step = (size_t)(p + v) * width, .stride = width, .turned = 1}, values = k;
     dspark_status st = DSPARK_OK;
+    values.w += (size_t)p * width;
+    values.turned = 0;
     if (!f->prepacked || f->digest) /* else nobody looks at the rows */
-        st = dspark__fill_dense(f, module, "kv_b_proj", c->n_heads * (p + v), width, dense, err);
-    for (uint32_t head = 0; st == DSPARK_OK && head < c->n_heads; head++) {
-        const uint16_t *rows = dense + (size_t)head * (p + v) * width;
-        uint32_t shard = layer * c->n_heads + head;
-        for (uint32_t i = 0; !f->prepacked && i < width; i++)
-            for (uint32_t j = 0; j < p; j++) turned[(size_t)i * p + j] = rows[(size_t)j * width + i];
-        st = dspark__fill_own(f, &b->w_uk, shard, turned, err);
-        if (st == DSPARK_OK)
-            st = dspark__fill_own(f, &b->w_uv, shard, rows + (size_t)p * width, err);
+        st = dspark__fill_dense(f, module, "kv_b_proj", heads * (p + v), width, dense, err);
+    for (uint32_t head = 0; st == DSPARK_OK && head < heads; head += at_once) {
+        st = dspark__fill_own(f, &b->w_uk, layer * heads + head, at_once, &k, err);
+        if (st == DSPARK_OK) st = dspark__fill_own(f, &b->w_uv, layer * heads + head, at_once, &values, err);
+        k.w += at_once * k.step;
+        values.w += at_once * values.step;
     }
     return st;
 }
@@ -143,9 +144,9 @@ static dspark_status fill_kv_b(dspark__filler *f, const dspark__module *modules,
     dspark_model *m = f->model;
     const dspark_config *c = &m->config;
     const uint32_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank;
-    size_t dense_bytes, turned_bytes = (size_t)p * width * 2;
+    size_t dense_bytes;
     uint64_t shards;
-    uint16_t *dense = NULL, *turned = NULL;
+    uint16_t *dense;
     dspark_status st;
     if (!dspark__mul_u64(c->n_layers, c->n_heads, &shards) || shards > UINT32_MAX ||
         !dspark__mul_size((size_t)c->n_heads * (p + v), (size_t)width * 2, &dense_bytes))
@@ -161,12 +162,10 @@ static dspark_status fill_kv_b(dspark__filler *f, const dspark__module *modules,
     if (st == DSPARK_OK && kept) st = dspark__merged_linear_reserve(&m->block.w_uv, err);
     if (st != DSPARK_OK) return st;
     dense = dspark__alloc(&m->allocator, dense_bytes, 64);
-    turned = dspark__alloc(&m->allocator, turned_bytes, 64);
-    if (!dense || !turned) st = dspark__fail_nomem(err, "kv_b_proj", dense_bytes + turned_bytes);
+    if (!dense) st = dspark__fail_nomem(err, "kv_b_proj", dense_bytes);
     for (uint32_t l = 0; st == DSPARK_OK && l < c->n_layers; l++)
-        st = split_layer(f, modules + (size_t)l * P_PER_LAYER + P_KV_B, l, dense, turned, err);
+        st = split_layer(f, modules + (size_t)l * P_PER_LAYER + P_KV_B, l, dense, err);
     if (dense) dspark__free(&m->allocator, dense, dense_bytes);
-    if (turned) dspark__free(&m->allocator, turned, turned_bytes);
     return st;
 }
 
@@ -192,7 +191,8 @@ static dspark_status fill_mix(dspark__filler *f, const dspark__module *module, u
         memmove(dense + r * (k + 1), dense + r * k, (size_t)k * 2);
         dense[r * (k + 1) + k] = bias[r];
     }
-    if (st == DSPARK_OK) st = dspark__fill_own(f, &m->block.markov_mix, 0, dense, err);
+    const dspark__dense one = {.w = dense, .stride = k + 1};
+    if (st == DSPARK_OK) st = dspark__fill_own(f, &m->block.markov_mix, 0, 1, &one, err);
     if (dense) dspark__free(&m->allocator, dense, bytes);
     if (bias) dspark__free(&m->allocator, bias, bias_bytes);
     return st;

@@ -121,14 +121,25 @@ dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, ui
     return st == DSPARK_OK ? take_shard(f, ml, shard, err) : st;
 }
 
-dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
-                               const uint16_t *rows, dspark_error *err)
+static dspark_status put_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard, const dspark__dense *from,
+                             dspark_error *err)
 {
-    if (f->prepacked) return dspark__prepacked_take(f->prepacked, ml, shard, f->opts->prepacked_verify, err);
-    dspark_status st = dspark__merged_linear_fill_dense(ml, shard, rows, err);
-    if (st != DSPARK_OK || !f->packer) return st;
+    dspark_status st = dspark__merged_linear_fill_many(ml, shard, 1, from, f->threads, err);
+    if (st != DSPARK_OK) return st;
     st = dspark__packer_put_shard(f->packer, ml, shard, NULL, err);
     dspark__shard_release(ml, shard);
+    return st;
+}
+
+dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard, uint32_t n,
+                               const dspark__dense *from, dspark_error *err)
+{
+    dspark_status st = DSPARK_OK;
+    dspark__dense one = *from;
+    if (!f->prepacked && !f->packer) return dspark__merged_linear_fill_many(ml, shard, n, from, f->threads, err);
+    for (uint32_t i = 0; st == DSPARK_OK && i < n; i++, one.w += from->step)
+        st = f->packer ? put_own(f, ml, shard + i, &one, err)
+                       : dspark__prepacked_take(f->prepacked, ml, shard + i, f->opts->prepacked_verify, err);
     return st;
 }
 

@@ -50,9 +50,9 @@ dspark_status dspark__fill_shard(dspark__filler *f, dspark__merged_linear *ml, u
 dspark_status dspark__fill_rows(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
                                 const void *rows, size_t stride, dspark_error *err);
 
-/* One shard from dense finite rows [rows][k] of the filler's own; unused with `prepacked`. */
-dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard,
-                               const uint16_t *rows, dspark_error *err);
+/* n shards from finite matrices of the filler's own; unused with `prepacked`. */
+dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uint32_t shard, uint32_t n,
+                               const dspark__dense *from, dspark_error *err);
 
 /* A weight of any scheme as dense bf16 [rows][k], every element rounded once, finite. */
 dspark_status dspark__fill_dense(dspark__filler *f, const dspark__module *module, const char *name,

@@ -47,6 +47,9 @@ void dspark__kern_avx2(dspark__kern *k)
     k->argmax_bf16 = dspark__argmax_bf16__avx2;
     k->add_argmax_bf16 = dspark__add_argmax_bf16__avx2;
     k->bound_panels = dspark__bound_panels__avx2;
+    k->bound_widen = dspark__bound_widen__avx2;
+    k->bound_turn = dspark__bound_turn__avx2;
+    k->bound_codes = dspark__bound_codes__avx2;
     k->probe_flops = probe_flops;
     /* Measured on Zen 4 against decode and gemm_bf16. */
     k->dot_rows[0][DSPARK__CODE_PLAIN] = k->dot_rows[0][DSPARK__CODE_OFFSET] = 24;

@@ -49,6 +49,9 @@ void dspark__kern_avx512(dspark__kern *k)
     k->argmax_bf16 = dspark__argmax_bf16__avx512;
     k->add_argmax_bf16 = dspark__add_argmax_bf16__avx512;
     k->bound_panels = dspark__bound_panels__avx512;
+    k->bound_widen = dspark__bound_widen__avx512;
+    k->bound_turn = dspark__bound_turn__avx512;
+    k->bound_codes = dspark__bound_codes__avx512;
     k->probe_flops = probe_flops;
     /* dot_codes is that of AVX2. Measured on Zen 4 against this level's decode, with VBMI, and its
      * gemm_bf16. */

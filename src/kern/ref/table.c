@@ -45,5 +45,8 @@ void dspark__kern_ref(dspark__kern *k)
     k->argmax_bf16 = dspark__argmax_bf16__ref;
     k->add_argmax_bf16 = dspark__add_argmax_bf16__ref;
     k->bound_panels = dspark__bound_panels__ref;
+    k->bound_widen = dspark__bound_widen__ref;
+    k->bound_turn = dspark__bound_turn__ref;
+    k->bound_codes = dspark__bound_codes__ref;
     k->probe_flops = probe_flops;
 }
