@@ -41,6 +41,21 @@ static void fetch_x(const unsigned char *x, size_t x_stride, size_t n_rows, size
         _mm_prefetch((const char *)x + i * x_stride + line * LINE, _MM_HINT_T1);
 }
 
+/* Whole piece number i of panel p; numbers go on in the next panel, and behind the last one is what the
+ * caller wants fetched. NULL: there is none. */
+static const char *find_piece(const dspark__gemm_bf16 *g, size_t p, size_t i)
+{
+    const size_t n_whole = g->k / (2 * STEP), n = (g->k + 2 * STEP - 1) / (2 * STEP);
+    const size_t bytes = PIECE * sizeof *g->panels;
+    if (i >= n) {
+        i -= n;
+        p++;
+    }
+    if (i >= n_whole) return NULL;
+    if (p < g->n_panels) return (const char *)(g->panels + p * g->panel_stride + i * PIECE);
+    return g->prefetch && (i + 1) * bytes <= g->prefetch_bytes ? (const char *)g->prefetch + i * bytes : NULL;
+}
+
 /* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
 static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
                       size_t n_rows)
@@ -61,11 +76,18 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
         for (size_t p = 0; p < n_panels; p++) {
             piece s = {g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, wide,
                        (n + 1) / 2, NULL, NULL};
-            s.near = (const char *)(s.w + (more ? PIECE : 0));
-            s.far = n_rows <= FEW && more ? s.near + PIECE * sizeof *s.w : s.near;
+            int fetch = more && row == 0;
+            if (n_rows <= FEW) {
+                s.near = find_piece(g, p0 + p, k / (2 * STEP) + 1);
+                s.far = find_piece(g, p0 + p, k / (2 * STEP) + 2);
+                if (!s.far) s.far = s.near;
+                fetch = s.near != NULL;
+            } else {
+                s.far = s.near = (const char *)(s.w + (more ? PIECE : 0));
+            }
             for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
                 fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);
-            run_piece(acc + p * acc_stride, &s, n_rows, more && row == 0);
+            run_piece(acc + p * acc_stride, &s, n_rows, fetch);
         }
     }
     for (size_t p = 0; g->last && p < n_panels; p++) {

@@ -9,29 +9,38 @@
 #include "kern/fma_blocks.h"
 
 /* Tiles, as measured on Zen 4 from L1 (share of the register peak): 6 rows x 16 outputs 0.99, 5 x 16
- * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 0.93 in assembly (compilers keep one of the 12 sums in memory,
- * which makes it the slowest), and 4 x 16 has too few chains (0.89). All need the mask of the odd halves
- * as a memory operand: 16 registers hold 12 sums, 2 to 3 weights and a broadcast. Weights expanded to
- * fp32 beforehand gain nothing over this, nor do even halves that are loaded 2 bytes early and masked.
+ * 0.98, 2 x 48 0.98, 3 x 24 0.94; 4 x 24 0.98 in assembly (compilers keep one of the 12 sums in memory,
+ * which makes it the slowest), and 4 x 16 has too few chains (0.89). 16 registers hold 12 sums, 2 to 3
+ * weights and a broadcast; the mask of the odd halves is a memory operand unless the sums are fewer.
+ * Weights expanded to fp32 beforehand gain nothing over this, nor do even halves that are loaded 2 bytes
+ * early and masked.
  *
- * Prefetch, likewise: up to FEW rows are about as fast as memory. There each piece is fetched into L1
- * one piece early, panel after panel; 3 and 4 rows also want it in L2 two pieces early, 1 and 2 lose
- * by that. With more rows, lines come into L2 one piece early, few at a time: the miss buffers of L1
- * serve the loads of the tiles too, and bursts or fetches into L1 make these wait. */
-enum { TILE_ROWS = 6 };
+ * Prefetch, likewise: up to FEW rows are about as fast as memory. For 1 and 2 of them the processor sees
+ * far enough ahead by itself, and each instruction less lets it see farther; fetches only cost. For 3
+ * and 4 each piece is fetched into L2 two pieces early and into L1 one piece early, panel after panel,
+ * as many lines in one half of the outputs as in the other; every line must be. With more rows, lines
+ * come into L2 one piece early, few at a time: the miss buffers of L1 serve the loads of the tiles too,
+ * and bursts or fetches into L1 make these wait. */
+enum { TILE_ROWS = 6, HELD_SUMS = 10 };
 
 static const _Alignas(32) int32_t HIGH_HALVES[8] = {-65536, -65536, -65536, -65536,
                                                     -65536, -65536, -65536, -65536};
 
-/* Lines per pair: n_lines of them every `every` pairs. Constants in each copy. */
+/* n_far lines into L2 and n_near into L1 every `every` pairs. Constants in each copy. */
 typedef struct fetching {
-    size_t n_lines, every;
-    int far, near;
+    size_t n_far, n_near, every;
 } fetching;
 
 static void widen_row(float *to, const unsigned char *x, size_t n)
 {
+    const __m256i zero = _mm256_setzero_si256();
     size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i h = _mm256_loadu_si256((const void *)bf16_at(x, i));
+        h = _mm256_permute4x64_epi64(h, 0xd8); /* quarters 0, 2, 1, 3: unpacking works in halves */
+        _mm256_store_si256((void *)(to + i), _mm256_unpacklo_epi16(zero, h));
+        _mm256_store_si256((void *)(to + i + 8), _mm256_unpackhi_epi16(zero, h));
+    }
     for (; i + 8 <= n; i += 8) _mm256_store_ps(to + i, widen_bf16(load_8(x, i)));
     if (i == n) return;
     uint16_t tail[8] = {0};
@@ -39,13 +48,22 @@ static void widen_row(float *to, const unsigned char *x, size_t n)
     _mm256_store_ps(to + i, widen_bf16(load_8(tail, 0)));
 }
 
-/* The odd or the even elements of 8 pairs. The volatile mask stays in memory. */
-DSPARK__INLINE __m256 take_half(const uint16_t *w, int odd)
+/* The odd or the even elements of 8 pairs. The mask is held in a register, or (volatile) stays in memory. */
+DSPARK__INLINE __m256 take_half(const uint16_t *w, int odd, int hold)
 {
     __m256i raw = _mm256_load_si256((const void *)w);
-    raw = odd ? _mm256_and_si256(raw, *(const volatile __m256i *)(const void *)HIGH_HALVES)
-              : _mm256_slli_epi32(raw, 16);
+    if (!odd) raw = _mm256_slli_epi32(raw, 16);
+    else if (hold) raw = _mm256_and_si256(raw, _mm256_set1_epi32(-65536));
+    else raw = _mm256_and_si256(raw, *(const volatile __m256i *)(const void *)HIGH_HALVES);
     return _mm256_castsi256_ps(raw);
+}
+
+DSPARK__INLINE void fetch_lines(const char **far, const char **near, fetching f)
+{
+    DSPARK__UNROLL
+    for (size_t line = 0; line < f.n_far; line++, *far += LINE) _mm_prefetch(*far, _MM_HINT_T1);
+    DSPARK__UNROLL
+    for (size_t line = 0; line < f.n_near; line++, *near += LINE) _mm_prefetch(*near, _MM_HINT_T0);
 }
 
 /* Outputs [first, first + 8 * n_vectors) of n_rows rows; all counts are constants in each copy. With 6
@@ -56,6 +74,7 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
     const uint16_t *w = s->w + 2 * first;
     const float *x = s->x;
     const char *far = s->far, *near = s->near;
+    const int hold = n_rows * n_vectors <= HELD_SUMS;
     __m256 sum[TILE_ROWS][6];
     acc += first;
     DSPARK__UNROLL
@@ -64,11 +83,7 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
         for (size_t v = 0; v < n_vectors; v++)
             sum[i][v] = _mm256_load_ps(acc + i * DSPARK__PANEL + 8 * v);
     for (size_t left = s->n_pairs, run; left > 0; left -= run) {
-        DSPARK__UNROLL
-        for (size_t line = 0; line < f.n_lines; line++, far += LINE, near += LINE) {
-            if (f.far) _mm_prefetch(far, _MM_HINT_T1);
-            if (f.near) _mm_prefetch(near, _MM_HINT_T0);
-        }
+        fetch_lines(&far, &near, f);
         run = left < f.every ? left : f.every;
         for (size_t todo = run; todo > 0; todo--, w += PAIR, x += 2) {
             DSPARK__UNROLL
@@ -77,14 +92,14 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
                 __asm__("" : "+r"(w)); /* read again: raw weights held for both halves would spill */
                 DSPARK__UNROLL
                 for (size_t v = 0; v < n_vectors && n_vectors < 6; v++)
-                    held[v] = take_half(w + 16 * v, odd);
+                    held[v] = take_half(w + 16 * v, odd, hold);
                 DSPARK__UNROLL
                 for (size_t i = 0; i < n_rows && n_vectors == 6; i++)
                     held[i] = _mm256_broadcast_ss(x + i * 2 * STEP + odd);
                 if (n_vectors == 6) {
                     DSPARK__UNROLL
                     for (size_t v = 0; v < n_vectors; v++) {
-                        __m256 part = take_half(w + 16 * v, odd);
+                        __m256 part = take_half(w + 16 * v, odd, hold);
                         DSPARK__UNROLL
                         for (size_t i = 0; i < n_rows; i++)
                             sum[i][v] = _mm256_fmadd_ps(part, held[i], sum[i][v]);
@@ -128,17 +143,11 @@ DSPARK__INLINE void multiply_four(float *acc, const piece *s, size_t first, fetc
     for (size_t i = 0; i < 12; i++)
         sum[i / 3][i % 3] = _mm256_load_ps(acc + i / 3 * DSPARK__PANEL + i % 3 * 8);
     for (size_t todo = s->n_pairs; todo > 0; todo--, w += PAIR, x += 2) {
-        DSPARK__UNROLL
-        for (size_t line = 0; line < f.n_lines; line++, far += LINE, near += LINE) {
-            _mm_prefetch(far, _MM_HINT_T1);
-            _mm_prefetch(near, _MM_HINT_T0);
-        }
-        __asm__("vmovdqa (%[mask]), %%ymm12\n\t"
-                "vmovdqa (%[mask]), %%ymm13\n\t"
-                "vmovdqa (%[mask]), %%ymm14\n\t"
-                "vpand (%[w]), %%ymm12, %%ymm12\n\t"
-                "vpand 32(%[w]), %%ymm13, %%ymm13\n\t"
-                "vpand 64(%[w]), %%ymm14, %%ymm14\n\t"
+        fetch_lines(&far, &near, f);
+        __asm__("vmovdqa (%[mask]), %%ymm15\n\t"
+                "vpand (%[w]), %%ymm15, %%ymm12\n\t"
+                "vpand 32(%[w]), %%ymm15, %%ymm13\n\t"
+                "vpand 64(%[w]), %%ymm15, %%ymm14\n\t"
                 ROW_OF_FOUR("0", "4") ROW_OF_FOUR("1", "516")
                 ROW_OF_FOUR("2", "1028") ROW_OF_FOUR("3", "1540")
                 "vmovdqa (%[w]), %%ymm12\n\t"
@@ -166,25 +175,29 @@ DSPARK__INLINE void multiply_thirds(float *acc, piece s, size_t n_rows, fetching
 {
     for (size_t first = 0; first < DSPARK__PANEL; first += 16) {
         multiply(acc, &s, n_rows, first, 2, f);
-        if (f.n_lines > 0) s.far += s.n_pairs / f.every * LINE;
+        s.far += f.n_far * (s.n_pairs / f.every) * LINE;
     }
 }
 
 /* 3 or 4 rows. */
-DSPARK__INLINE void multiply_halves(float *acc, piece s, size_t n_rows, fetching first, fetching second)
+DSPARK__INLINE void multiply_half(float *acc, piece *s, size_t n_rows, size_t first, fetching f)
 {
-    if (n_rows == 4) multiply_four(acc, &s, 0, first);
-    else multiply(acc, &s, 3, 0, 3, first);
-    s.far += first.n_lines * s.n_pairs * LINE;
-    s.near += first.n_lines * s.n_pairs * LINE;
-    if (n_rows == 4) multiply_four(acc, &s, 24, second);
-    else multiply(acc, &s, 3, 24, 3, second);
+    if (n_rows == 4) multiply_four(acc, s, first, f);
+    else multiply(acc, s, 3, first, 3, f);
+    s->far += f.n_far * s->n_pairs * LINE;
+    s->near += f.n_near * s->n_pairs * LINE;
 }
 
-#define NOTHING ((fetching){0, STEP, 0, 0})
-#define NEAR_LINES(n) ((fetching){n, 1, 0, 1})
-#define BOTH_LINES(n) ((fetching){n, 1, 1, 1})
-#define ONE_LINE(every) ((fetching){1, every, 1, 0})
+DSPARK__INLINE void multiply_halves(float *acc, piece s, size_t n_rows, fetching first, fetching second)
+{
+    multiply_half(acc, &s, n_rows, 0, first);
+    multiply_half(acc, &s, n_rows, 24, second);
+}
+
+#define NOTHING ((fetching){0, 0, STEP})
+#define ONE_FAR_TWO_NEAR ((fetching){1, 2, 1})
+#define TWO_FAR_ONE_NEAR ((fetching){2, 1, 1})
+#define ONE_LINE(every) ((fetching){1, 0, every})
 
 /* These are called, not inlined: no multiply-add may move to where MXCSR is the host's. */
 DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
@@ -199,15 +212,11 @@ DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
     }
 }
 
-/* Up to FEW rows, and the whole piece fetched. */
+/* 3 or 4 rows, and the whole piece fetched. */
 DSPARK__NOINLINE void multiply_few(float *acc, const piece *s, size_t n_rows)
 {
-    switch (n_rows) {
-    case 1: multiply(acc, s, 1, 0, 6, NEAR_LINES(3)); break;
-    case 2: multiply(acc, s, 2, 0, 6, NEAR_LINES(3)); break;
-    case 3: multiply_halves(acc, *s, 3, BOTH_LINES(2), BOTH_LINES(1)); break;
-    default: multiply_halves(acc, *s, 4, BOTH_LINES(2), BOTH_LINES(1)); break;
-    }
+    if (n_rows == 3) multiply_halves(acc, *s, 3, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR);
+    else multiply_halves(acc, *s, 4, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR);
 }
 
 /* 5 or 6 rows that fetch 1 / every of a piece. */
@@ -237,7 +246,8 @@ static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
     piece s = *from;
     const size_t every = n_rows >= 4 * TILE_ROWS ? 4 : n_rows >= 10 ? 2 : 1;
     if (fetch && n_rows <= FEW) {
-        multiply_few(acc, &s, n_rows);
+        if (n_rows <= 2) multiply_tile(acc, &s, n_rows);
+        else multiply_few(acc, &s, n_rows);
         return;
     }
     for (size_t row = 0, tile = 0, n; row < n_rows; row += n, tile++) {
