@@ -4,14 +4,15 @@
 #if defined(__x86_64__)
 #include "kern/avx512/codes_dot.h"
 
-/* Few rows, which wait for memory: weights are multiplied in the registers where they were expanded, of
- * up to three panels side by side (one row alone would wait for its accumulators). More rows, which are
- * bound by arithmetic: a group of 8 k is expanded into L1 while the one before is multiplied, so that
- * one broadcast serves 48 outputs. Permutations and the dot product then run in different units, and a
- * tile of 8 rows hides most of the expansion, however often it is repeated (not all: operations that any
- * unit could do queue for those of the dot product, too; and a store of 64 bytes takes two cycles). */
+/* Weights are multiplied in the registers where they were expanded. Few rows wait for memory: up to three
+ * panels go side by side (one row alone would wait for its accumulators). More are bound by arithmetic:
+ * permutations and the dot product run in different units, and a tile of 8 rows hides most of the
+ * expansion, however often it is repeated (not all: operations that any unit could do queue for those of
+ * the dot product, too). A way through L1, so that a broadcast of x serves 48 outputs of any number of
+ * rows, is 2 to 12 % slower: a store of 64 bytes takes two cycles. */
 enum {
-    DIRECT = 4,      /* the most rows of a tile without a way through L1 */
+    FEW = 4,         /* the most rows that take a group of 8 k at once, not a line of codes */
+    FEW_PRODUCTS = 6, /* the same of NIBBLES_PRODUCT */
     ROWS = 8,
     PANELS = 3,
     TILE = 8,        /* the most rows times panels of a tile */
@@ -133,39 +134,64 @@ DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_
     }
 }
 
-/* ---- weights in registers ---- */
+/* Lines of codes of a group, and how many of them are weights in registers at a time. Of few rows all:
+ * a broadcast of x then serves 48 outputs. */
+DSPARK__INLINE size_t count_lines(way how)
+{
+    return is_bytes(how) ? GROUP_VECTORS / 2 : REGISTERS;
+}
+
+DSPARK__INLINE size_t lines_at_once(size_t n_rows, way how)
+{
+    return n_rows <= (how == NIBBLES_PRODUCT ? FEW_PRODUCTS : FEW) ? count_lines(how) : 1;
+}
+
+/* Line l of a group as weights; vector 3 * pair + v belongs to outputs 16v .. 16v+15. Returns which it was. */
+DSPARK__INLINE unsigned expand_one(__m512i w[GROUP_VECTORS], const uint8_t *codes, size_t l,
+                                   const dot_tables *t, const dot_scales scales[REGISTERS],
+                                   size_t n_rows, way how)
+{
+    fetch_line(codes + 64 * l, n_rows, how);
+    if (is_bytes(how)) {
+        expand_bytes(w + 2 * l, codes + 64 * l, t, how);
+        return 3u << 2 * l;
+    }
+    __m512i line[GROUP_PAIRS];
+    expand_line(line, codes + 64 * l, t, scales[l], how);
+    DSPARK__UNROLL
+    for (size_t j = 0; j < GROUP_PAIRS; j++) w[REGISTERS * j + l] = line[j];
+    return 0x249u << l;
+}
+
+/* One pair of every row times those of its three vectors that live. */
+DSPARK__INLINE void add_pair(__m512 of[][REGISTERS], const __m512i w[REGISTERS], unsigned live,
+                             const unsigned char *x, size_t x_stride, size_t n_rows)
+{
+    DSPARK__UNROLL
+    for (size_t i = 0; i < n_rows; i++)
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++)
+            if (live >> v & 1)
+                of[i][v] = _mm512_dpbf16_ps(of[i][v], (__m512bh)w[v], broadcast_pair(x + i * x_stride));
+}
 
 /* One group of a panel. */
 DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
                                    const dot_scales scales[REGISTERS], const unsigned char *x,
                                    size_t x_stride, size_t n_rows, way how)
 {
-    __m512i w[GROUP_PAIRS][REGISTERS];
-    if (is_bytes(how)) {
-        DSPARK__UNROLL
-        for (size_t i = 0; i < GROUP_VECTORS; i += 2) {
-            fetch_line(codes + 32 * i, n_rows, how);
-            expand_bytes(&w[0][0] + i, codes + 32 * i, t, how);
-        }
-    } else {
-        DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) {
-            __m512i line[GROUP_PAIRS];
-            fetch_line(codes + 64 * v, n_rows, how);
-            expand_line(line, codes + 64 * v, t, scales[v], how);
-            DSPARK__UNROLL
-            for (size_t j = 0; j < GROUP_PAIRS; j++) w[j][v] = line[j];
-        }
-    }
+    const size_t n_lines = count_lines(how), n = lines_at_once(n_rows, how);
     DSPARK__UNROLL
-    for (size_t j = 0; j < GROUP_PAIRS; j++)
+    for (size_t first = 0; first < n_lines; first += n) {
+        __m512i w[GROUP_VECTORS];
+        unsigned live = 0;
+        FORGET(x); /* a broadcast that is kept for the next line costs a register */
         DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++) {
-            __m512bh two = broadcast_pair(x + i * x_stride + 4 * j);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < REGISTERS; v++)
-                of[i][v] = _mm512_dpbf16_ps(of[i][v], (__m512bh)w[j][v], two);
-        }
+        for (size_t l = first; l < first + n; l++) live |= expand_one(w, codes, l, t, scales, n_rows, how);
+        DSPARK__UNROLL
+        for (size_t pair = 0; pair < GROUP_PAIRS; pair++)
+            add_pair(of, w + REGISTERS * pair, live >> REGISTERS * pair, x + 4 * pair, x_stride, n_rows);
+    }
 }
 
 /* n groups under one row of scales, if any; panels side by side. */
@@ -181,125 +207,34 @@ DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, siz
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++) scales[p][v] = load_scales(c->row[p], v, how);
     }
+    const dot_scales *from = scales[0];
+    if (lines_at_once(n_rows, how) == 1) FORGET(from); /* registers are dearer than loads */
     for (size_t group = 0; group < n; group++)
         DSPARK__UNROLL
         for (size_t p = 0; p < n_panels; p++)
-            multiply_codes(s->of + p * n_rows, c->codes[p] + group * group_bytes(how), t, scales[p],
-                           c->x + group * 2 * GROUP_K, x_stride, n_rows, how);
-}
-
-/* ---- weights through L1 ---- */
-
-/* A group's weights in the order of a bf16 panel. All that it needs is read from memory, since the
- * accumulators of a tile leave no registers for it. */
-DSPARK__INLINE void store_group(uint16_t *to, const uint8_t *codes, const dot_tables *t,
-                                const dot_scales scales[REGISTERS], way how)
-{
-    if (is_bytes(how)) {
-        DSPARK__UNROLL
-        for (size_t i = 0; i < GROUP_VECTORS; i += 2) {
-            __m512i w[2];
-            fetch_line(codes + 32 * i, TILE, how);
-            expand_bytes(w, codes + 32 * i, t, how);
-            _mm512_store_si512(to + 32 * i, w[0]);
-            _mm512_store_si512(to + 32 * i + 32, w[1]);
-        }
-        return;
-    }
-    DSPARK__UNROLL
-    for (size_t v = 0; v < REGISTERS; v++) {
-        __m512i w[GROUP_PAIRS];
-        fetch_line(codes + 64 * v, TILE, how);
-        expand_line(w, codes + 64 * v, t, scales[v], how);
-        DSPARK__UNROLL
-        for (size_t j = 0; j < GROUP_PAIRS; j++)
-            _mm512_store_si512(to + 32 * (REGISTERS * j + v), w[j]);
-    }
-}
-
-DSPARK__INLINE void multiply_group(sums *s, const uint16_t *w, const unsigned char *x, size_t x_stride,
-                                   size_t n_rows)
-{
-    DSPARK__UNROLL
-    for (size_t j = 0; j < GROUP_PAIRS; j++, w += 2 * DSPARK__PANEL) {
-        __m512bh part[REGISTERS];
-        DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
-        DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++) {
-            __m512bh two = broadcast_pair(x + i * x_stride + 4 * j);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < REGISTERS; v++)
-                s->of[i][v] = _mm512_dpbf16_ps(s->of[i][v], part[v], two);
-        }
-    }
-}
-
-/* Two groups in turn: one is multiplied while the next is expanded. */
-typedef struct ring {
-    _Alignas(64) uint16_t w[2][GROUP_K * DSPARK__PANEL];
-    dot_scales scales[REGISTERS]; /* of the group that is expanded */
-    powers under;                 /* of the sums */
-    const dot_tables *tables;
-} ring;
-
-DSPARK__INLINE void multiply_ring(sums *s, cursor *c, size_t x_stride, ring *r, size_t n_groups,
-                                  size_t block, size_t n_rows, way how)
-{
-    const uint8_t *row = c->row[0]; /* of the group that is multiplied */
-    size_t left = 0, under = 0;     /* groups under the rows of scales */
-    for (size_t group = 0; group <= n_groups; group++) {
-        if (has_scales(how) && left == 0 && group < n_groups) {
-            _mm_prefetch((const char *)c->row[0] + SCALES_AHEAD, _MM_HINT_T0);
-            DSPARK__UNROLL
-            for (size_t v = 0; v < REGISTERS; v++) r->scales[v] = load_scales(c->row[0], v, how);
-            c->row[0] += DSPARK__PANEL;
-            left = block;
-        }
-        FORGET(r);
-        if (group < n_groups) {
-            store_group(r->w[group % 2], c->codes[0], r->tables, r->scales, how);
-            c->codes[0] += group_bytes(how);
-            left--;
-        }
-        if (group == 0) continue;
-        if (is_scaled(how) && under == 0) {
-            change_powers(s, &r->under, 0, row, n_rows, how);
-            row += DSPARK__PANEL;
-            under = block;
-        }
-        under--;
-        multiply_group(s, r->w[1 - group % 2], c->x, x_stride, n_rows);
-        c->x += 2 * GROUP_K;
-    }
+            multiply_codes(s->of + p * n_rows, c->codes[p] + group * group_bytes(how), t,
+                           from + p * REGISTERS, c->x + group * 2 * GROUP_K, x_stride, n_rows, how);
 }
 
 /* Groups [0, n_groups) under rows of scales of `block` groups each, which have the fast way. */
-DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot_tables *t, ring *r,
-                                  size_t block, size_t n_groups, size_t n_rows, size_t n_panels,
-                                  way how)
+DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot_tables *t, size_t block,
+                                  size_t n_groups, size_t n_rows, size_t n_panels, way how)
 {
     const size_t usual = how == NIBBLES_PRODUCT ? PRODUCT_BLOCK : POWER_BLOCK;
     powers under;
-    if (n_rows > DIRECT) {
-        start_powers(&r->under, 1, how);
-        multiply_ring(s, c, x_stride, r, n_groups, block, n_rows, how);
-        under = r->under;
-    } else {
-        start_powers(&under, n_panels, how);
-        if (!has_scales(how)) block = n_groups;
-        for (size_t left = n_groups, n; left > 0; left -= n) {
-            n = block < left ? block : left;
-            if (is_scaled(how) && n == usual)
-                multiply_direct(s, &under, c, x_stride, t, usual, n_rows, n_panels, how);
-            else multiply_direct(s, &under, c, x_stride, t, n, n_rows, n_panels, how);
-            DSPARK__UNROLL
-            for (size_t p = 0; p < n_panels; p++) {
-                c->codes[p] += n * group_bytes(how);
-                if (has_scales(how)) c->row[p] += DSPARK__PANEL;
-            }
-            c->x += n * 2 * GROUP_K;
+    start_powers(&under, n_panels, how);
+    if (!has_scales(how)) block = n_groups;
+    for (size_t left = n_groups, n; left > 0; left -= n) {
+        n = block < left ? block : left;
+        if (is_scaled(how) && n == usual)
+            multiply_direct(s, &under, c, x_stride, t, usual, n_rows, n_panels, how);
+        else multiply_direct(s, &under, c, x_stride, t, n, n_rows, n_panels, how);
+        DSPARK__UNROLL
+        for (size_t p = 0; p < n_panels; p++) {
+            c->codes[p] += n * group_bytes(how);
+            if (has_scales(how)) c->row[p] += DSPARK__PANEL;
         }
+        c->x += n * 2 * GROUP_K;
     }
     if (is_scaled(how))
         DSPARK__UNROLL
@@ -367,9 +302,7 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
     const size_t per_sum = d->group ? d->group / GROUP_K : SIZE_MAX;
     const size_t n_all = n_groups + (d->k % GROUP_K != 0);
     cursor c = {.x = job->x};
-    ring r;
     sums s;
-    r.tables = &job->tables;
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows * n_panels; i++)
         DSPARK__UNROLL
@@ -395,7 +328,7 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
                 n = n_fast * block < most ? n_fast * block : most;
             }
             if (n > 0) {
-                multiply_fast(&s, &c, x_stride, &tables, &r, block, n, n_rows, n_panels, how);
+                multiply_fast(&s, &c, x_stride, &tables, block, n, n_rows, n_panels, how);
                 continue;
             }
             n = most == 0 ? 1 : block < most ? block : most;
