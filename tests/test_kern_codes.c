@@ -138,10 +138,19 @@ static int is_allowed(codes c, dspark__code_scale scale)
 }
 
 /* The layouts of kern.h, from the writer's side. */
-static void put_code(uint8_t *to, uint32_t bits, size_t k, size_t output, unsigned code)
+static void put_code(uint8_t *to, const dspark__code_format *f, size_t k, size_t output, unsigned code)
 {
-    if (bits == 8) {
+    if (f->bits == 8) {
         to[k / 2 * 96 + output * 2 + k % 2] = (uint8_t)code;
+        return;
+    }
+    if (f->scale == DSPARK__CODE_E4M3) { /* bit by bit, each three places up in its word of 32 */
+        uint8_t *word = to + k / 8 * 192 + output / 4 * 16 + k % 8 / 4 * 8 + output % 4 / 2 * 4;
+        size_t first = output % 2 * 16 + k % 2 * 8 + k / 2 % 2 * 4;
+        for (size_t i = 0; i < 4; i++) {
+            size_t at = (first + i + 3) % 32;
+            word[at / 8] = (uint8_t)((word[at / 8] & ~(1u << at % 8)) | (code >> i & 1) << at % 8);
+        }
         return;
     }
     size_t byte = k / 8 * 192 + output / 16 * 64 + (output % 16 * 2 + k % 2) * 2;
@@ -163,7 +172,7 @@ static void check_pairs(codes c, dspark__code_scale scale, int nan_sign)
     unsigned n_bytes = scale == DSPARK__CODE_E4M3 ? 127 : scale == DSPARK__CODE_E8M0 ? 255 : 256;
     unsigned n = 1u << f.bits;
     for (size_t j = 0; j < 48; j++)
-        for (size_t k = 0; k < K; k++) put_code(packed, f.bits, k, j, (unsigned)k % n);
+        for (size_t k = 0; k < K; k++) put_code(packed, &f, k, j, (unsigned)k % n);
     for (unsigned first = 0; first < n_bytes; first += 48) {
         uint8_t scales[49];
         for (unsigned j = 0; j < 48; j++)
@@ -251,7 +260,7 @@ static void test_answers(void **state)
         uint8_t scales[48];
         memset(scales, (int)A[a].byte, sizeof scales);
         for (size_t j = 0; j < 48; j++)
-            for (size_t k = 0; k < 8; k++) put_code(packed, f.bits, k, j, A[a].code);
+            for (size_t k = 0; k < 8; k++) put_code(packed, &f, k, j, A[a].code);
         for (size_t l = 0; l < n_levels; l++) {
             levels[l].kern.decode(w, packed, scales, &f, 0, 8);
             for (size_t i = 0; i < 384; i++)
@@ -569,7 +578,7 @@ static void test_dot_codes(void **state)
         uint8_t scales[48];
         for (size_t j = 0; j < 48; j++) {
             scales[j] = (uint8_t)(first + j % 4 < 127 ? first + j % 4 : 126);
-            for (unsigned k = 0; k < 16; k++) put_code(packed, 4, k, j, k);
+            for (unsigned k = 0; k < 16; k++) put_code(packed, &f, k, j, k);
         }
         for (size_t l = 0; l < n_levels; l++) {
             for (unsigned k = 0; k < 16; k++) {

@@ -29,16 +29,30 @@ static unsigned code4(const uint8_t *panel, size_t k, size_t output)
     return word >> 4 * j & 15;
 }
 
+static unsigned code_turned(const uint8_t *panel, size_t k, size_t output)
+{
+    const uint8_t *word = panel + k / 8 * 192 + output / 4 * 16 + k % 8 / 4 * 8 + output % 4 / 2 * 4;
+    unsigned code = 0;
+    for (size_t i = 0; i < 4; i++) {
+        size_t at = (output % 2 * 16 + k % 2 * 8 + k / 2 % 2 * 4 + i + 3) % 32;
+        code |= (word[at / 8] >> at % 8 & 1u) << i;
+    }
+    return code;
+}
+
 static const size_t ks[] = {1, 2, 7, 8, 9, 15, 16, 24, 65, 255, 256, 257, 264, 520};
 static const size_t row_counts[] = {1, 2, 24, 47, 48};
 
 /* All places of a panel: what is not a weight is 0. */
 static void compare(const uint8_t *panel, const uint8_t *codes, size_t stride, size_t n_rows,
-                    size_t k, unsigned bits, unsigned flip)
+                    size_t k, unsigned bits, unsigned flip, int turned)
 {
     for (size_t j = 0; j < 48; j++) {
         for (size_t i = 0; i < (k + 7) / 8 * 8; i++) {
-            unsigned got = bits == 8 ? code8(panel, i, j) : code4(panel, i, j), want = 0;
+            unsigned got = bits == 8 ? code8(panel, i, j)
+                           : turned  ? code_turned(panel, i, j)
+                                     : code4(panel, i, j);
+            unsigned want = 0;
             if (j < n_rows && i < k) {
                 unsigned c = bits == 8 ? codes[j * stride + i]
                                        : codes[j * stride + i / 2] >> 4 * (i % 2) & 15;
@@ -74,7 +88,7 @@ static void test_rows(void **state)
                         dspark__layout_rows8(panel, memory + 1, stride, n, k, (uint8_t)x);
                     else
                         dspark__layout_rows4(panel, memory + 1, stride, n, k, (uint8_t)x);
-                    compare(panel, memory + 1, stride, n, k, bits, x);
+                    compare(panel, memory + 1, stride, n, k, bits, x, 0);
                     free(memory);
                     free(panel);
                 }
@@ -106,7 +120,12 @@ static void test_kernels(void **state)
                         for (size_t i = 0; i < total; i++) rows[i] = (uint8_t)(next_random(&seed) >> 9);
                         memset(panel, 0x5a, size);
                         dspark__layout_panel(&out, bits, rows, stride, n, k, x);
-                        compare(panel, rows, stride, n, k, bits, x);
+                        compare(panel, rows, stride, n, k, bits, x, 0);
+                        if (bits == 4 && !flip) {
+                            memset(panel, 0x5a, size);
+                            dspark__layout_turned(&out, rows, stride, n, k);
+                            compare(panel, rows, stride, n, k, bits, x, 1);
+                        }
                         free(rows);
                         free(panel);
                     }

@@ -53,6 +53,10 @@ typedef struct dspark__gemm_bf16 {
  *   8 bits: [pair][48][2] bytes: the bf16 panel's order, one byte a weight (96 bytes a pair)
  *   4 bits: [k/8][3][32] words of 16 bits: word i of register v holds, nibble j (low first), the
  *           weight of pair 4g+j, output 16v + i/2, element i%2 (192 bytes for 8 values of k)
+ *   4 bits under e4m3 scales, turned, so that bytes are looked up as they are: [k/8][3][16] words of 32
+ *           bits, each rotated left by 3. Before that, byte b (low first) of word i of register v holds the
+ *           weights of pairs 4g + i%4/2*2 (low nibble) and the next (high nibble), output 16v + i/4*4 +
+ *           i%2*2 + b/2, element b%2
  *
  * scales (when scale != NONE): [ceil(k / block)][48] bytes, one for `block` values of k of an output. */
 typedef enum dspark__code_scale {
@@ -68,6 +72,11 @@ typedef struct dspark__code_format {
     uint32_t block;           /* values of k per scale byte: a positive multiple of 8; 0 when plain */
     uint16_t table[256];      /* code -> bf16; 16 entries when bits == 4 */
 } dspark__code_format;
+
+static inline int dspark__codes_are_turned(const dspark__code_format *f)
+{
+    return f->bits == 4 && f->scale == DSPARK__CODE_E4M3;
+}
 
 /* Bytes of codes of one panel, and of scales. */
 static inline size_t dspark__code_panel_bytes(const dspark__code_format *f, size_t k)
@@ -300,8 +309,10 @@ typedef struct dspark__kern {
     void (*digest_rows)(unsigned char (*digests)[16], const void *rows, size_t stride, size_t n_rows, size_t n);
     /* Whole panels of 48 rows of k codes, `bits` 8 or 4 each (nibbles, low first), each xored with `flip`: writes
      * the first places of the panel, past the caches, and returns how many, a multiple of 64 up to k; the rest is
-     * the caller's. NULL where a level has nothing better than quant/layout.c. */
-    size_t (*pack_codes)(uint8_t *panel, const void *rows, size_t stride, size_t k, uint32_t bits, uint8_t flip);
+     * the caller's. turned: 4 bits in the layout of e4m3 scales. NULL where a level has nothing better than
+     * quant/layout.c. */
+    size_t (*pack_codes)(uint8_t *panel, const void *rows, size_t stride, size_t k, uint32_t bits, uint8_t flip,
+                         int turned);
     /* pack_panel and digest_rows of the same rows at once; NULL where that is not better than one after the
      * other. */
     int (*pack_digest)(const dspark__pack_digest *p);

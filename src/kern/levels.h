@@ -209,7 +209,7 @@ void dspark__digest_rows__avx512(unsigned char (*digests)[16], const void *rows,
                                  size_t n);
 int dspark__pack_digest__avx512(const dspark__pack_digest *p);
 size_t dspark__pack_codes__avx512(uint8_t *panel, const void *rows, size_t stride, size_t k, uint32_t bits,
-                                  uint8_t flip);
+                                  uint8_t flip, int turned);
 void dspark__e4m3_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__e5m2_to_bf16__avx512(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__silu_mul__avx512(uint16_t *y, const void *g, const void *u, size_t n);

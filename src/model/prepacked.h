@@ -23,7 +23,7 @@
 #define DSPARK__PREPACKED_VERSION 2u
 /* The layout of panels, of which bf16, codes and bounds have one each (kern/kern.h). Whoever changes a byte of
  * one counts this up. */
-#define DSPARK__PANEL_LAYOUT 1u
+#define DSPARK__PANEL_LAYOUT 2u
 #define DSPARK__HEAD_BYTES 4096u
 #define DSPARK__SECTION_BYTES 768u
 

@@ -82,15 +82,44 @@ void dspark__layout_clear(const dspark__panel_out *out, uint32_t bits, size_t k)
     memset(out->codes, 0, panel_bytes(bits, k));
 }
 
-void dspark__layout_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
-                          size_t n_rows, size_t k, uint8_t flip)
+/* Words of nibbles into the layout of e4m3 scales, 16 bytes at a time. */
+static void turn(uint8_t *codes, size_t n)
+{
+    for (; n > 0; n -= 16, codes += 16) {
+        uint16_t words[8];
+        uint32_t turned[4];
+        memcpy(words, codes, sizeof words);
+        for (size_t i = 0; i < 4; i++) {
+            uint32_t w = 0;
+            for (size_t b = 0; b < 4; b++) w |= (words[i % 2 * 4 + b] >> (i / 2 * 8) & 255u) << 8 * b;
+            turned[i] = w << 3 | w >> 29;
+        }
+        memcpy(codes, turned, sizeof turned);
+    }
+}
+
+static void lay_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
+                      size_t n_rows, size_t k, uint8_t flip, int turned)
 {
     size_t done = 0;
     if (n_rows == DSPARK__PANEL && out->kern && out->kern->pack_codes)
-        done = out->kern->pack_codes(out->codes, rows, stride, k, bits, flip);
+        done = out->kern->pack_codes(out->codes, rows, stride, k, bits, flip, turned);
     const size_t bytes = done * bits / 8;
     uint8_t *rest = (uint8_t *)out->codes + bytes * DSPARK__PANEL;
     memset(rest, 0, panel_bytes(bits, k) - bytes * DSPARK__PANEL);
     if (bits == 8) dspark__layout_rows8(rest, rows + bytes, stride, n_rows, k - done, flip);
     else dspark__layout_rows4(rest, rows + bytes, stride, n_rows, k - done, flip);
+    if (turned) turn(rest, panel_bytes(bits, k) - bytes * DSPARK__PANEL);
+}
+
+void dspark__layout_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
+                          size_t n_rows, size_t k, uint8_t flip)
+{
+    lay_panel(out, bits, rows, stride, n_rows, k, flip, 0);
+}
+
+void dspark__layout_turned(const dspark__panel_out *out, const uint8_t *rows, size_t stride, size_t n_rows,
+                           size_t k)
+{
+    lay_panel(out, 4, rows, stride, n_rows, k, 0, 1);
 }

@@ -12,6 +12,9 @@
  * there is one, and zeros where no weight is. */
 void dspark__layout_panel(const dspark__panel_out *out, uint32_t bits, const uint8_t *rows, size_t stride,
                           size_t n_rows, size_t k, uint8_t flip);
+/* The same of nibbles under e4m3 scales, whose layout is another one than that of the functions below. */
+void dspark__layout_turned(const dspark__panel_out *out, const uint8_t *rows, size_t stride, size_t n_rows,
+                           size_t k);
 /* Zeros, for what is put code by code. */
 void dspark__layout_clear(const dspark__panel_out *out, uint32_t bits, size_t k);
 

@@ -138,7 +138,7 @@ static void pack(const dspark__module *m, const dspark__packing *p, const dspark
     (void)p;
     (void)q;
     (void)rows;
-    dspark__layout_panel(out, 4, w + row0 * (k / 2), k / 2, n, k, 0);
+    dspark__layout_turned(out, w + row0 * (k / 2), k / 2, n, k);
     dspark__scale_bytes_write(dspark__module_part(m, "weight_scale")->data, k / BLOCK, row0, n,
                               0x38, out->scales);
     for (uint64_t j = 0; j < DSPARK__PANEL; j++) out->row_scales[j] = j < n ? global : 1.0f;

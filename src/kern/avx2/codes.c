@@ -72,14 +72,24 @@ DSPARK__INLINE __m256i apply(__m256i t, __m256 s, scaling how)
 
 /* ---- 4 bits ---------------------------------------------------------------------------------- */
 
+/* Turned codes as words of nibbles. */
+DSPARK__INLINE __m256i turn_back(__m256i raw)
+{
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+    raw = _mm256_or_si256(_mm256_srli_epi32(raw, 3), _mm256_slli_epi32(raw, 29));
+    return _mm256_shuffle_epi8(raw, order);
+}
+
 DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const code_table *t,
-                                   const run_scales *s, size_t n_groups, scaling how)
+                                   const run_scales *s, size_t n_groups, scaling how, int turned)
 {
     const __m256i nibble = _mm256_set1_epi8(15), byte = _mm256_set1_epi16(255);
     for (; n_groups > 0; n_groups--, codes += 192, w += GROUP_VECTORS * LANES) {
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++) {
             __m256i raw = _mm256_load_si256((const void *)(codes + 32 * v));
+            if (turned) raw = turn_back(raw);
             DSPARK__UNROLL
             for (size_t j = 0; j < 2; j++) { /* pairs j and j + 2 are in one byte each */
                 __m256i c = _mm256_and_si256(_mm256_srli_epi16(raw, 4 * (int)j), nibble);
@@ -221,9 +231,9 @@ typedef struct decode_job {
 } decode_job;
 
 DSPARK__INLINE void expand(uint16_t *w, const uint8_t *codes, const code_table *t,
-                           const run_scales *s, size_t n_groups, lookup kind, scaling how)
+                           const run_scales *s, size_t n_groups, lookup kind, scaling how, int turned)
 {
-    if (kind == NIBBLES) expand_nibbles(w, codes, t, s, n_groups, how);
+    if (kind == NIBBLES) expand_nibbles(w, codes, t, s, n_groups, how, turned);
     else expand_bytes(w, codes, t, s, n_groups, kind, how);
 }
 
@@ -237,7 +247,7 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind)
     uint16_t *w = job->w;
     run_scales s = {{_mm256_setzero_ps()}};
     if (f->scale == DSPARK__CODE_PLAIN) {
-        expand(w, codes, &table, &s, job->n_groups, kind, NONE);
+        expand(w, codes, &table, &s, job->n_groups, kind, NONE, 0);
         return;
     }
     const size_t block = f->block / GROUP_K;
@@ -247,11 +257,13 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind)
         n = block - group % block < left ? block - group % block : left;
         if (f->scale == DSPARK__CODE_OFFSET) {
             s = load_scales(row, DSPARK__CODE_OFFSET);
-            expand(w, codes, &table, &s, n, kind, SUBTRACT);
+            expand(w, codes, &table, &s, n, kind, SUBTRACT, 0);
+        } else if (f->scale == DSPARK__CODE_E8M0) {
+            s = load_scales(row, DSPARK__CODE_E8M0);
+            expand(w, codes, &table, &s, n, kind, MULTIPLY, 0);
         } else {
-            if (f->scale == DSPARK__CODE_E8M0) s = load_scales(row, DSPARK__CODE_E8M0);
-            else s = load_scales(row, DSPARK__CODE_E4M3);
-            expand(w, codes, &table, &s, n, kind, MULTIPLY);
+            s = load_scales(row, DSPARK__CODE_E4M3);
+            expand(w, codes, &table, &s, n, kind, MULTIPLY, 1);
         }
         codes += n * group_bytes;
         w += n * GROUP_VECTORS * LANES;

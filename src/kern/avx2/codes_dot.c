@@ -99,17 +99,19 @@ DSPARK__INLINE void expand_bytes(uint16_t *to, const uint8_t *codes, form f, siz
 }
 
 DSPARK__INLINE void expand_nibbles(uint16_t *to, const uint8_t *codes, __m256i table, size_t first,
-                                   size_t end)
+                                   size_t end, int turned)
 {
     /* Of 8 outputs: evens of pairs 0 and 1, odds of them; the same of pairs 2 and 3. */
     const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
+        turned ? _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
+               : _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
     const __m256i lanes = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
     DSPARK__UNROLL
     for (size_t v = first * VECTORS / PAIRS; v < end * VECTORS / PAIRS; v++) {
         uint16_t *at = to + 64 * v;
         __m256i c = _mm256_load_si256((const void *)(codes + 32 * v));
+        if (turned) c = _mm256_or_si256(_mm256_srli_epi32(c, 3), _mm256_slli_epi32(c, 29));
         c = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(c, order), lanes);
         DSPARK__UNROLL
         for (size_t j = 0; j < 2; j++) {
@@ -121,11 +123,11 @@ DSPARK__INLINE void expand_nibbles(uint16_t *to, const uint8_t *codes, __m256i t
     }
 }
 
-/* Parts [first, end) of the four of a group. */
-DSPARK__INLINE void expand(uint16_t *to, const uint8_t *codes, __m256i table, form f, size_t first,
-                           size_t end)
+/* Parts [first, end) of the four of a group. Nibbles that are multiplied by scales are turned. */
+DSPARK__INLINE void expand(uint16_t *to, const uint8_t *codes, __m256i table, form f, scaling how,
+                           size_t first, size_t end)
 {
-    if (f == NIBBLES) expand_nibbles(to, codes, table, first, end);
+    if (f == NIBBLES) expand_nibbles(to, codes, table, first, end, how == MULTIPLY);
     else expand_bytes(to, codes, f, first, end);
 }
 
@@ -225,7 +227,7 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
     sums sum;
     load_sums(&sum, acc, 1, VECTORS);
     for (size_t g = 0; g < LEAD && g < c.n_groups; g++, c.codes += group_bytes(f))
-        expand(ring[g], c.codes, table, f, 0, PAIRS);
+        expand(ring[g], c.codes, table, f, how, 0, PAIRS);
     if (how == NONE && c.scales) rescale(&sum, c.scales, 1, VECTORS);
     for (size_t g = 0; g < c.n_groups; g++, c.left--, c.x += GROUP_K) {
         if (c.left == 0) {
@@ -245,7 +247,8 @@ DSPARK__INLINE void multiply_row(const dot_job *job, float *acc, const chunk *fr
                 sum.of[0][v] = _mm256_fmadd_ps(take_weights(now + slot_of(f, k, v), c.scales + 8 * v, how),
                                                x, sum.of[0][v]);
             if (i < lines) _mm_prefetch(c.fetch + i * LINE, _MM_HINT_T1);
-            if (i % 2 == 1 && g + LEAD < c.n_groups) expand(then, c.codes, table, f, i / 2, i / 2 + 1);
+            if (i % 2 == 1 && g + LEAD < c.n_groups)
+                expand(then, c.codes, table, f, how, i / 2, i / 2 + 1);
         }
         c.codes += group_bytes(f);
         c.fetch += group_bytes(f);
@@ -360,10 +363,11 @@ DSPARK__NOINLINE void expand_all(uint16_t *to, const dot_job *job, const uint8_t
     const form f = job->form;
     const __m256i table = job->table;
     for (; n_groups > 0; n_groups--, codes += group_bytes(f), to += SLOTS) {
-        if (f == NIBBLES) expand(to, codes, table, NIBBLES, 0, PAIRS);
-        else if (f == INTEGERS) expand(to, codes, table, INTEGERS, 0, PAIRS);
-        else if (f == FLOATS_E4) expand(to, codes, table, FLOATS_E4, 0, PAIRS);
-        else expand(to, codes, table, FLOATS_E5, 0, PAIRS);
+        if (f == NIBBLES && job->how == MULTIPLY) expand(to, codes, table, NIBBLES, MULTIPLY, 0, PAIRS);
+        else if (f == NIBBLES) expand(to, codes, table, NIBBLES, NONE, 0, PAIRS);
+        else if (f == INTEGERS) expand(to, codes, table, INTEGERS, NONE, 0, PAIRS);
+        else if (f == FLOATS_E4) expand(to, codes, table, FLOATS_E4, NONE, 0, PAIRS);
+        else expand(to, codes, table, FLOATS_E5, NONE, 0, PAIRS);
     }
 }
 

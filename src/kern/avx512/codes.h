@@ -52,9 +52,9 @@ typedef struct decode_job {
 
 DSPARK__INLINE void expand(uint16_t *w, const uint8_t *codes, const nibble_tables *nibbles,
                            const byte_tables *bytes, const run_scales *s, size_t n_groups,
-                           lookup kind, scaling how)
+                           lookup kind, scaling how, int turned)
 {
-    if (kind == NIBBLES) expand_nibbles(w, codes, nibbles, s, n_groups, how);
+    if (kind == NIBBLES) expand_nibbles(w, codes, nibbles, s, n_groups, how, turned);
     else expand_bytes(w, codes, bytes, s, n_groups, kind, how);
 }
 
@@ -71,7 +71,7 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code
     if (kind == NIBBLES) nibbles = load_nibbles(f->table);
     else bytes = load_tables(kind == BYTES_SIGNED ? job->half : f->table, kind);
     if (scale == DSPARK__CODE_PLAIN) {
-        expand(w, codes, &nibbles, &bytes, &s, job->n_groups, kind, NONE);
+        expand(w, codes, &nibbles, &bytes, &s, job->n_groups, kind, NONE, 0);
         return;
     }
     const fast_scales fast = fast_scales_of(f, &nibbles, scale);
@@ -86,20 +86,20 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code
                           : scales_within(row, (uint32_t)fast.low, (uint32_t)fast.high);
         if (scale == DSPARK__CODE_E8M0 && is_fast && fast.how == EXPONENT_FINITE) {
             s = scales_exponent(row, REGISTERS);
-            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT_FINITE);
+            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT_FINITE, 0);
         } else if (scale == DSPARK__CODE_E8M0 && is_fast) {
             s = scales_exponent(row, REGISTERS);
-            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT);
+            expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT, 0);
         } else if (scale == DSPARK__CODE_E4M3 && kind == NIBBLES && is_fast) {
             s = scales_halves(row);
-            expand_nibbles(w, codes, &nibbles, &s, n, HALVES);
+            expand_nibbles(w, codes, &nibbles, &s, n, HALVES, 1);
         } else if (scale == DSPARK__CODE_OFFSET && kind == NIBBLES && is_fast) {
             s = scales_words(row, REGISTERS);
-            expand_nibbles(w, codes, &nibbles, &s, n, SMALL_INTEGERS);
+            expand_nibbles(w, codes, &nibbles, &s, n, SMALL_INTEGERS, 0);
         } else {
             s = scales_f32(row, scale);
             expand(w, codes, &nibbles, &bytes, &s, n, kind,
-                   scale == DSPARK__CODE_OFFSET ? SUBTRACT : MULTIPLY);
+                   scale == DSPARK__CODE_OFFSET ? SUBTRACT : MULTIPLY, scale == DSPARK__CODE_E4M3);
         }
         codes += n * group_bytes;
         w += n * GROUP_VECTORS * 32;

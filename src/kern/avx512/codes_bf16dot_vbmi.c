@@ -106,7 +106,8 @@ typedef struct cursor {
     const unsigned char *x;
 } cursor;
 
-/* The powers that the sums of each panel stand under (codes_dot.h). */
+/* The powers that the sums of each panel stand under (codes_dot.h); of NIBBLES_PRODUCT the exponents of
+ * all 48 outputs in of[p][0]. */
 typedef struct powers {
     __m512i of[PANELS][REGISTERS];
 } powers;
@@ -116,18 +117,30 @@ DSPARK__INLINE void start_powers(powers *under, size_t n_panels, way how)
     DSPARK__UNROLL
     for (size_t p = 0; p < n_panels; p++)
         DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) under->of[p][v] = power_of_one(how);
+        for (size_t v = 0; v < REGISTERS; v++)
+            under->of[p][v] = how == NIBBLES_PRODUCT ? load_exponents(NULL) : load_powers(NULL, v);
 }
 
 /* Put the sums of panel p under the powers of a row of scales; NULL: of one. */
-DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_t *row, size_t n_rows,
-                                  way how)
+DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_t *row,
+                                  const dot_tables *t, size_t n_rows, way how)
 {
+    row_powers between = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    if (how == NIBBLES_PRODUCT) {
+        __m512i to = load_exponents(row);
+        between = power_between_rows(under->of[p][0], to, t);
+        under->of[p][0] = to;
+    }
     DSPARK__UNROLL
     for (size_t v = 0; v < REGISTERS; v++) {
-        __m512i to = row ? load_powers(row, v, how) : power_of_one(how);
-        __m512 factor = power_between(under->of[p][v], to);
-        under->of[p][v] = to;
+        __m512 factor;
+        if (how == NIBBLES_PRODUCT) {
+            factor = power_of_outputs(between, v, t);
+        } else {
+            __m512i to = load_powers(row, v);
+            factor = power_between(under->of[p][v], to);
+            under->of[p][v] = to;
+        }
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++)
             s->of[p * n_rows + i][v] = _mm512_mul_ps(s->of[p * n_rows + i][v], factor);
@@ -203,9 +216,9 @@ DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, siz
     DSPARK__UNROLL
     for (size_t p = 0; p < n_panels; p++) {
         if (has_scales(how)) _mm_prefetch((const char *)c->row[p] + SCALES_AHEAD, _MM_HINT_T0);
-        if (is_scaled(how)) change_powers(s, under, p, c->row[p], n_rows, how);
+        if (is_scaled(how)) change_powers(s, under, p, c->row[p], t, n_rows, how);
         DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) scales[p][v] = load_scales(c->row[p], v, how);
+        for (size_t v = 0; v < REGISTERS; v++) scales[p][v] = load_scales(c->row[p], v, t, how);
     }
     const dot_scales *from = scales[0];
     if (lines_at_once(n_rows, how) == 1) FORGET(from); /* registers are dearer than loads */
@@ -238,7 +251,7 @@ DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot
     }
     if (is_scaled(how))
         DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++) change_powers(s, &under, p, NULL, n_rows, how);
+        for (size_t p = 0; p < n_panels; p++) change_powers(s, &under, p, NULL, t, n_rows, how);
 }
 
 /* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. */

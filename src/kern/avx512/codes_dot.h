@@ -52,15 +52,18 @@ DSPARK__INLINE size_t group_bytes(way how)
 enum { NEAR = 16, POWERS = 24, TAME_LOW = 48, TAME_HIGH = 40, TAME_K = 20 };
 
 /* BYTES: of[0..1] lower halves of codes 0-127, [2..3] upper halves, [4..7] the same of the others.
- * NIBBLES_PRODUCT: lower and upper halves, by 16 * mantissa + code. PLAIN and POWER: of[0], twice 16
- * entries. INTEGER: of[0] integers, of[1] bf16 of 0 .. 15, -16 .. -1. */
+ * NIBBLES_PRODUCT: of[0] lower halves by mantissa + 8 * code without its sign, [1..2] upper halves by
+ * mantissa + 8 * code; [3..4] upper and lower bytes of powers of two (see power_between_rows). PLAIN and
+ * POWER: of[0], twice 16 entries. INTEGER: of[0] integers, of[1] bf16 of 0 .. 15, -16 .. -1. */
 typedef struct dot_tables {
     __m512i of[8];
-    __m512i order; /* BYTES: eight codes a lane of 128 bits. NIBBLES_PRODUCT: even bytes before odd ones */
-    __m512i mask;  /* BYTES: 0x80, NIBBLES_PRODUCT: 0x0f, in each byte */
+    __m512i order; /* BYTES: eight codes a lane of 128 bits */
+    __m512i mask;  /* BYTES: 0x80, NIBBLES_PRODUCT: bits 3-6, in each byte */
+    /* NIBBLES_PRODUCT: where the bytes of 16 outputs of a row go, see spread_bytes and power_between_rows */
+    __m512i mantissas[3], powers[3];
 } dot_tables;
 
-/* Of 16 scale bytes. INTEGER: what is subtracted from words; PRODUCT: the mantissas in bits 4-6 of bytes. */
+/* Of 16 scale bytes. INTEGER: what is subtracted from words; PRODUCT: the mantissas in bits 0-2 of bytes. */
 typedef __m512i dot_scales;
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -104,27 +107,45 @@ static way prepare_bytes(dot_tables *t, const dspark__code_format *f)
     return BYTES_WHOLE;
 }
 
+/* Codes are nibbles in bits 3-6, above the mantissa, so that one look-up of 64 bytes finds lower halves,
+ * which a sign does not change. */
 static way prepare_product(dot_tables *t, const uint16_t *table)
 {
     uint16_t entries[128];
+    __m512i halves[4];
+    _Alignas(64) uint8_t upper[64], lower[64], bytes[64];
     for (size_t i = 0; i < 128; i++) {
-        uint16_t code = table[i % 16];
-        if (!is_near(code)) return NO_WAY;
-        float mantissa = (float)(8 + i / 16) * 0.125f;
+        uint16_t code = table[i / 8];
+        if (!is_near(code) || (code ^ table[i / 8 % 8]) & 0x7fffu) return NO_WAY;
+        float mantissa = (float)(8 + i % 8) * 0.125f;
         float product = dspark__bf16_to_f32(code) * mantissa;
         entries[i] = (uint16_t)(dspark__f32_bits(product) >> 16);
     }
-    split_entries(t->of, entries);
+    split_entries(halves, entries);
+    t->of[0] = halves[0];
+    t->of[1] = halves[2];
+    t->of[2] = halves[3];
+    for (int i = 0; i < 64; i++) { /* by a difference of exponents, -16 .. 15 */
+        int exponent = 127 + (i % 32 < 16 ? i % 32 : i % 32 - 32);
+        upper[i] = (uint8_t)(exponent >> 1);
+        lower[i] = (uint8_t)(exponent << 7);
+    }
+    t->of[3] = _mm512_load_si512(upper);
+    t->of[4] = _mm512_load_si512(lower);
+    for (uint8_t v = 0; v < 3; v++) {
+        for (uint8_t i = 0; i < 64; i++) bytes[i] = (uint8_t)(16 * v + i / 16 * 4 + i % 8 / 2);
+        t->mantissas[v] = _mm512_load_si512(bytes);
+        for (uint8_t i = 0; i < 64; i++) bytes[i] = (uint8_t)(16 * v + i / 4 + (i % 4 == 2 ? 64 : 0));
+        t->powers[v] = _mm512_load_si512(bytes);
+    }
     return NIBBLES_PRODUCT;
 }
 
 /* The tables of a format and the scale bytes that they serve. */
 static way prepare_tables(dot_tables *t, fast_scales *fast, const dspark__code_format *f)
 {
-    t->order = f->bits == 8 ? _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7)
-                            : _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5,
-                                                                   7, 9, 11, 13, 15));
-    t->mask = _mm512_set1_epi8(f->bits == 8 ? (char)0x80 : 15);
+    t->order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    t->mask = _mm512_set1_epi8(f->bits == 8 ? (char)0x80 : 0x78);
     fast->low = 127 - POWERS;
     fast->high = 127 + POWERS;
     if (f->bits == 8) return prepare_bytes(t, f);
@@ -152,8 +173,7 @@ static way prepare_tables(dot_tables *t, fast_scales *fast, const dspark__code_f
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Where the bytes of 16 outputs go: output i / 2 for word i, its lower byte; and output i / 2 for byte i
- * of both halves of a lane of 128 bits (after the shuffle of expand_products). */
+/* Output i / 2 for word i, its lower byte. */
 DSPARK__INLINE __m512i spread_words(__m512i bytes)
 {
     const __m512i at = _mm512_setr_epi32(0, 0x00010001, 0x00020002, 0x00030003, 0x00040004, 0x00050005,
@@ -162,34 +182,25 @@ DSPARK__INLINE __m512i spread_words(__m512i bytes)
     return _mm512_maskz_permutexvar_epi8(0x5555555555555555u, at, bytes);
 }
 
-DSPARK__INLINE __m512i spread_bytes(__m512i bytes)
+/* A whole row. A load that broadcasts 16 of its bytes would take the place of a permutation. */
+DSPARK__INLINE __m512i load_row(const uint8_t *row)
 {
-    const __m512i at = _mm512_setr_epi64(0x0303020201010000, 0x0303020201010000, 0x0707060605050404,
-                                         0x0707060605050404, 0x0b0b0a0a09090808, 0x0b0b0a0a09090808,
-                                         0x0f0f0e0e0d0d0c0c, 0x0f0f0e0e0d0d0c0c);
-    return _mm512_permutexvar_epi8(at, bytes);
+    return _mm512_maskz_loadu_epi8(((__mmask64)1 << DSPARK__PANEL) - 1, row);
 }
 
-DSPARK__INLINE dot_scales load_scales(const uint8_t *row, size_t v, way how)
+DSPARK__INLINE dot_scales load_scales(const uint8_t *row, size_t v, const dot_tables *t, way how)
 {
-    if (how != NIBBLES_INTEGER && how != NIBBLES_PRODUCT) return _mm512_setzero_si512();
+    if (how == NIBBLES_PRODUCT) return _mm512_permutexvar_epi8(t->mantissas[v], load_row(row));
+    if (how != NIBBLES_INTEGER) return _mm512_setzero_si512();
     __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(row + 16 * v)));
-    if (how == NIBBLES_PRODUCT) return _mm512_slli_epi16(spread_bytes(bytes), 4);
     return _mm512_srai_epi16(_mm512_slli_epi16(spread_words(bytes), 8), 8);
 }
 
-/* The exponent fields of 16 scale bytes in their place in fp32: of e8m0 the byte, of e4m3 its bits 3-6.
- * ONE is that of a scale between 1 and 2. */
-DSPARK__INLINE __m512i load_powers(const uint8_t *row, size_t v, way how)
+/* The exponent fields of 16 e8m0 scales in their place in fp32. NULL: of one. */
+DSPARK__INLINE __m512i load_powers(const uint8_t *row, size_t v)
 {
-    __m512i byte = load_scale_bytes(row, v);
-    if (how != NIBBLES_PRODUCT) return _mm512_slli_epi32(byte, 23);
-    return _mm512_and_si512(_mm512_slli_epi32(byte, 20), _mm512_set1_epi32(15 << 23));
-}
-
-DSPARK__INLINE __m512i power_of_one(way how)
-{
-    return _mm512_set1_epi32((how == NIBBLES_PRODUCT ? 7 : 127) << 23);
+    if (!row) return _mm512_set1_epi32(127 << 23);
+    return _mm512_slli_epi32(load_scale_bytes(row, v), 23);
 }
 
 /* What takes accumulators from under `from` to under `to`. */
@@ -199,16 +210,43 @@ DSPARK__INLINE __m512 power_between(__m512i from, __m512i to)
         _mm512_sub_epi32(_mm512_add_epi32(from, _mm512_set1_epi32(127 << 23)), to));
 }
 
+/* The exponent fields of a row of e4m3 scales where they are in the bytes. NULL: of one. */
+DSPARK__INLINE __m512i load_exponents(const uint8_t *row)
+{
+    const __m512i field = _mm512_set1_epi8(0x78);
+    return row ? _mm512_and_si512(load_row(row), field) : _mm512_set1_epi8(7 << 3);
+}
+
+/* The same as power_between for e4m3, of which two exponents differ by less than 16: what is not zero in
+ * such a power of two, its two upper bytes, is looked up for all 48 outputs at once. */
+typedef struct row_powers {
+    __m512i upper, lower;
+} row_powers;
+
+DSPARK__INLINE row_powers power_between_rows(__m512i from, __m512i to, const dot_tables *t)
+{
+    __m512i difference = _mm512_srli_epi16(_mm512_sub_epi8(from, to), 3); /* in bits 0-4; 5 is zero */
+    return (row_powers){_mm512_permutexvar_epi8(difference, t->of[3]),
+                        _mm512_permutexvar_epi8(difference, t->of[4])};
+}
+
+DSPARK__INLINE __m512 power_of_outputs(row_powers p, size_t v, const dot_tables *t)
+{
+    const __mmask64 upper_half = 0xccccccccccccccccu;
+    return _mm512_castsi512_ps(
+        _mm512_maskz_permutex2var_epi8(upper_half, p.upper, t->powers[v], p.lower));
+}
+
 /* ---- expansion ------------------------------------------------------------------------------- */
 
 /* How far ahead codes are fetched, and into which cache, as measured on Zen 4 with cold codes
  * (bench/codes_bench.c). Bytes for one or two rows outrun memory, and the hardware fetches them best
- * alone; products are slower than memory and come into L1. */
+ * alone. */
 DSPARK__INLINE void fetch_line(const uint8_t *codes, size_t n_rows, way how)
 {
     const char *at = (const char *)codes;
     if (is_bytes(how) && n_rows > 2) _mm_prefetch(at + 8192, _MM_HINT_T1);
-    if (how == NIBBLES_PRODUCT) _mm_prefetch(at + 4096, _MM_HINT_T0);
+    if (how == NIBBLES_PRODUCT) _mm_prefetch(at + 8192, _MM_HINT_T1);
     else if (!is_bytes(how)) _mm_prefetch(at + 4096, _MM_HINT_T1);
 }
 
@@ -229,18 +267,18 @@ DSPARK__INLINE void expand_bytes(__m512i w[2], const uint8_t *codes, const dot_t
     w[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-/* 4 pairs of k of 16 outputs, which 64 bytes hold: bytes are looked up, the two halves of 64 products
- * apart. Even bytes hold pairs 0 and 1, odd ones 2 and 3. */
+/* 4 pairs of k of 16 outputs, which 64 bytes hold (kern.h): bytes are looked up, the two halves of 64
+ * products apart. A rotation by the rest of a nibble brings the others into the same bits. */
 DSPARK__INLINE void expand_products(__m512i w[GROUP_PAIRS], const uint8_t *codes,
                                     const dot_tables *t, dot_scales mantissa)
 {
-    __m512i raw = _mm512_shuffle_epi8(_mm512_load_si512(codes), t->order);
+    __m512i raw = _mm512_load_si512(codes);
     DSPARK__UNROLL
     for (size_t j = 0; j < 2; j++) {
-        __m512i c = j ? _mm512_srli_epi16(raw, 4) : raw;
-        c = _mm512_ternarylogic_epi32(t->mask, c, mantissa, 0xca); /* mask ? c : mantissa */
-        __m512i low = _mm512_permutex2var_epi8(t->of[0], c, t->of[1]);
-        __m512i high = _mm512_permutex2var_epi8(t->of[2], c, t->of[3]);
+        __m512i c = j ? _mm512_ror_epi32(raw, 4) : raw;
+        c = _mm512_ternarylogic_epi32(c, t->mask, mantissa, 0xe2); /* mask ? c : mantissa */
+        __m512i low = _mm512_permutexvar_epi8(c, t->of[0]);
+        __m512i high = _mm512_permutex2var_epi8(t->of[1], c, t->of[2]);
         w[j] = _mm512_unpacklo_epi8(low, high);
         w[j + 2] = _mm512_unpackhi_epi8(low, high);
     }

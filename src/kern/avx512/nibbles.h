@@ -210,14 +210,23 @@ DSPARK__INLINE __m512i look_up_nibbles(__m512i c, const nibble_tables *t, __m512
     return apply(_mm512_permutexvar_epi16(c, t->entries), scale, how);
 }
 
+/* Turned codes as words of nibbles. */
+DSPARK__INLINE __m512i turn_back(__m512i raw)
+{
+    const __m512i order = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+    return _mm512_shuffle_epi8(_mm512_ror_epi32(raw, 3), order);
+}
+
 DSPARK__INLINE void expand_nibbles(uint16_t *w, const uint8_t *codes, const nibble_tables *t,
-                                   const run_scales *s, size_t n_groups, scaling how)
+                                   const run_scales *s, size_t n_groups, scaling how, int turned)
 {
     for (; n_groups > 0; n_groups--, codes += 192, w += GROUP_VECTORS * 32) {
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++) {
             __m512i raw = _mm512_load_si512(codes + 64 * v);
             fetch_ahead(codes + 64 * v);
+            if (turned) raw = turn_back(raw);
             DSPARK__UNROLL
             for (size_t j = 0; j < GROUP_PAIRS; j++) {
                 __m512i c = _mm512_srli_epi16(raw, 4 * (unsigned)j);

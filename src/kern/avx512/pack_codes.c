@@ -25,14 +25,24 @@ DSPARK__INLINE __m512i part_nibbles(__m512i x)
     return _mm512_shuffle_epi8(_mm512_or_si512(even, _mm512_slli_epi16(odd, 8)), order);
 }
 
-static void pack_square4(uint8_t *to, const unsigned char *from, size_t stride, __m512i flip)
+/* Words of nibbles turned, as codes under e4m3 scales are. */
+DSPARK__INLINE __m512i turn(__m512i x)
+{
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    return _mm512_rol_epi32(_mm512_shuffle_epi8(x, order), 3);
+}
+
+static void pack_square4(uint8_t *to, const unsigned char *from, size_t stride, __m512i flip, int turned)
 {
     for (size_t j = 0; j < DSPARK__PANEL; j += 16, from += 16 * stride) {
         __m512i r[16];
         load_rows(r, from, stride, flip);
         DSPARK__UNROLL
         for (size_t i = 0; i < 16; i++) r[i] = part_nibbles(r[i]);
-        store_square((uint16_t *)(void *)to + 2 * j, r, SQUARE_PAIRS);
+        transpose_words(r);
+        DSPARK__UNROLL
+        for (size_t i = 0; i < 16; i++)
+            _mm512_stream_si512((void *)(to + 4 * (i * DSPARK__PANEL + j)), turned ? turn(r[i]) : r[i]);
     }
 }
 
@@ -61,14 +71,14 @@ static void pack_square8(uint8_t *to, const unsigned char *from, size_t stride, 
 }
 
 size_t dspark__pack_codes__avx512(uint8_t *panel, const void *rows, size_t stride, size_t k, uint32_t bits,
-                                  uint8_t flip)
+                                  uint8_t flip, int turned)
 {
     const unsigned char *from = rows;
     const size_t n = k * bits / 8 / SQUARE_BYTES;
     const __m512i flips = _mm512_set1_epi8((char)(bits == 8 ? flip : (flip & 15) * 17));
     for (size_t i = 0; i < n; i++, from += SQUARE_BYTES) {
         if (bits == 8) pack_square8(panel + i * SQUARE_BYTES * DSPARK__PANEL, from, stride, flips);
-        else pack_square4(panel + i * SQUARE_BYTES * DSPARK__PANEL, from, stride, flips);
+        else pack_square4(panel + i * SQUARE_BYTES * DSPARK__PANEL, from, stride, flips, turned);
     }
     _mm_sfence(); /* streaming stores are not ordered by a lock or an atomic */
     return n * SQUARE_BYTES * 8 / bits;

@@ -6,10 +6,16 @@
 #include <math.h>
 
 /* The code of value k of output j. */
-static uint8_t code_at(const uint8_t *codes, uint32_t bits, size_t k, size_t j)
+static uint8_t code_at(const uint8_t *codes, const dspark__code_format *f, size_t k, size_t j)
 {
     size_t pair = k / 2, element = k % 2;
-    if (bits == 8) return codes[(pair * DSPARK__PANEL + j) * 2 + element];
+    if (f->bits == 8) return codes[(pair * DSPARK__PANEL + j) * 2 + element];
+    if (dspark__codes_are_turned(f)) {
+        size_t at = (pair / 4 * 3 + j / 16) * 16 + j % 16 / 4 * 4 + pair % 4 / 2 * 2 + j % 4 / 2;
+        uint32_t turned;
+        memcpy(&turned, codes + 4 * at, sizeof turned);
+        return (turned >> 3 | turned << 29) >> (j % 2 * 16 + element * 8 + pair % 2 * 4) & 15;
+    }
     size_t word = (pair / 4 * 3 + j / 16) * 32 + j % 16 * 2 + element;
     return (dspark__load_u16(bf16_at(codes, word)) >> pair % 4 * 4) & 15;
 }
@@ -34,7 +40,7 @@ void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scale
 {
     for (size_t k = 0; k < (n_k + 7) / 8 * 8; k++) {
         for (size_t j = 0; j < DSPARK__PANEL; j++) {
-            uint16_t t = f->table[code_at(codes, f->bits, k0 + k, j)];
+            uint16_t t = f->table[code_at(codes, f, k0 + k, j)];
             if (f->scale != DSPARK__CODE_PLAIN) {
                 uint8_t scale = scales[(k0 + k) / f->block * DSPARK__PANEL + j];
                 if (f->scale == DSPARK__CODE_E4M3) t = scaled(t, dspark__e4m3_to_f32(scale));
