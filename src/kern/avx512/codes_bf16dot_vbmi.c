@@ -4,8 +4,9 @@
 #if defined(__x86_64__)
 #include "kern/avx512/codes_dot.h"
 
-/* Weights are multiplied in the registers where they were expanded. Few rows wait for memory: up to three
- * panels go side by side (one row alone would wait for its accumulators). More are bound by arithmetic:
+/* Weights are multiplied in the registers where they were expanded, one panel after the other, as one stream.
+ * Few rows wait for memory (three panels side by side, which wait less for accumulators, are as fast or up to
+ * 10 % slower once every line is asked for often enough: fetch_line). More are bound by arithmetic:
  * permutations and the dot product run in different units, and a tile of 8 rows hides most of the
  * expansion, however often it is repeated (not all: operations that any unit could do queue for those of
  * the dot product, too). A way through L1, so that a broadcast of x serves 48 outputs of any number of
@@ -30,7 +31,7 @@ typedef struct dot_job {
     const dspark__dot_codes *d;
     const unsigned char *x; /* first row of the tile */
     size_t row, panel;
-    size_t n_rows, n_panels;
+    size_t n_rows;
     way how;
     fast_scales fast;
     dot_tables tables;
@@ -82,6 +83,9 @@ typedef struct sums {
     __m512 of[TILE][REGISTERS];
 } sums;
 
+/* How far ahead scales of K-groups are fetched, in K-groups: as far as codes are with groups of 128. */
+enum { GROUPS_AHEAD = 4 };
+
 /* A finished K-group: to = sum * scale for the first, else fused into it; the sum starts anew. */
 DSPARK__INLINE void finish_group(__m512 of[][REGISTERS], float *to, const float *scales, int first,
                                  size_t n_rows)
@@ -89,6 +93,7 @@ DSPARK__INLINE void finish_group(__m512 of[][REGISTERS], float *to, const float 
     DSPARK__UNROLL
     for (size_t v = 0; v < REGISTERS; v++) {
         __m512 scale = _mm512_loadu_ps(scales + 16 * v);
+        _mm_prefetch((const char *)(scales + GROUPS_AHEAD * DSPARK__PANEL + 16 * v), _MM_HINT_T0);
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++) {
             float *at = to + i * DSPARK__PANEL + 16 * v;
@@ -391,9 +396,7 @@ DSPARK__INLINE void multiply_by(const dot_job *job, size_t n_rows, size_t n_pane
         multiply_by(job, rows, panels);                                                            \
     }
 TILE_OF(1, 1)
-TILE_OF(1, 3)
 TILE_OF(2, 1)
-TILE_OF(2, 3)
 TILE_OF(3, 1)
 TILE_OF(4, 1)
 TILE_OF(5, 1)
@@ -424,15 +427,7 @@ static void run_tile(const dot_job *job)
                                                           multiply_4_1, multiply_5_1, multiply_6_1,
                                                           multiply_7_1, multiply_8_1};
     if (job->how == NO_WAY) multiply_any(job);
-    else if (job->n_panels == 1) of_one[job->n_rows - 1](job);
-    else if (job->n_rows == 1) multiply_1_3(job);
-    else multiply_2_3(job);
-}
-
-/* Nibbles that cost little to expand: one panel alone would wait for its accumulators and for memory. */
-static int is_side_by_side(way how)
-{
-    return how == NIBBLES_PLAIN || how == NIBBLES_POWER;
+    else of_one[job->n_rows - 1](job);
 }
 
 static void dot_codes_vbmi(const dspark__dot_codes *d)
@@ -444,9 +439,7 @@ static void dot_codes_vbmi(const dspark__dot_codes *d)
     if (job.how == BYTES_WHOLE && d->n_rows > WHOLE_ROWS) job.how = NO_WAY;
     if (f->scale != DSPARK__CODE_PLAIN && d->group % f->block != 0) job.how = NO_WAY;
     if (is_scaled(job.how) && !is_tame(d->x, d->x_stride, d->n_rows, d->k)) job.how = NO_WAY;
-    for (job.panel = 0; job.panel < d->n_panels; job.panel += job.n_panels) {
-        int all = is_side_by_side(job.how) && d->n_rows <= 2 && d->n_panels - job.panel >= PANELS;
-        job.n_panels = all ? PANELS : 1;
+    for (; job.panel < d->n_panels; job.panel++) {
         for (job.row = 0; job.row < d->n_rows; job.row += job.n_rows) {
             job.n_rows = tile_rows(d->n_rows - job.row, job.how == NO_WAY ? PLAIN_ROWS : ROWS);
             job.x = (const unsigned char *)d->x + job.row * d->x_stride;
