@@ -208,13 +208,16 @@ static size_t hash_slot(int64_t slot)
 
 /* How many of the rows [row0, row0 + n) can go together before one names a slot again? A repeated
  * slot starts a new chunk, so the later row wins whatever the threads do. */
-static size_t distinct_rows(const dspark_context *ctx, const dspark_batch *b,
-                            const dspark__cache_map *map, size_t row0, size_t n, int64_t *table)
+static size_t distinct_rows(const dspark_batch *b, const dspark__cache_map *map, size_t row0, size_t n,
+                            int64_t *table)
 {
-    size_t mask = ctx->layout.slot_table - 1;
+    size_t mask = 1; /* of a table that is half empty, within the layout's */
+    if (n == 1) return 1;
+    while (mask < 2 * n) mask *= 2;
+    mask--;
     for (uint32_t l = 0; l < map->n_layers; l++) {
         if (!layer_mapped(b, map, l)) continue;
-        memset(table, 0xff, ctx->layout.slot_table * sizeof *table);
+        memset(table, 0xff, (mask + 1) * sizeof *table);
         for (size_t i = 0; i < n; i++) {
             int64_t slot = dspark__batch_slot(b, l, row0 + i);
             if (slot < 0) continue;
@@ -294,7 +297,7 @@ static dspark_status run_checked(dspark_context *ctx, const dspark_batch *b,
         }
         size_t n = 1;
         while (n < ctx->layout.max_tokens && row + n < b->n_tokens && row_active(b, map, row + n)) n++;
-        n = distinct_rows(ctx, b, map, row, n, chunk.views[DSPARK__VIEW_SLOTS]);
+        n = distinct_rows(b, map, row, n, chunk.views[DSPARK__VIEW_SLOTS]);
         start_chunk(&chunk, row, n);
         if ((st = run_chunk(&chunk, info, err)) != DSPARK_OK) return st;
         row += n;
