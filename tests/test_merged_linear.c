@@ -191,6 +191,48 @@ static void a_missing_or_double_shard_is_named(void **state)
     dspark__threads_free(t);
 }
 
+/* Shards that are packed alike lie in one block, each behind the one before; what does not fit its place has
+ * memory of its own, and what is streamed has no place. */
+static void alike_shards_share_a_block(void **state)
+{
+    (void)state;
+    static const dspark__packing nibbles = {.bits = 4, .format.bits = 4, .row_scale = 1};
+    static const dspark__packing bytes = {.bits = 8, .format.bits = 8};
+    dspark__merged_linear ml;
+    dspark_error err;
+    check(dspark__merged_linear_init(&ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
+    ml.alike = 1;
+    ml.shards[0].packing = ml.shards[1].packing = ml.shards[3].packing = nibbles;
+    ml.shards[2].packing = bytes;
+    for (uint32_t s = 0; s < SHARDS; s++)
+        check(dspark__shard_take_memory(&ml, s, 0, &err), DSPARK_OK, &err);
+    assert_non_null(ml.arena);
+    unsigned char *at = ml.arena;
+    for (uint32_t s = 0; s < SHARDS; s++) {
+        const uint64_t place = dspark__packing_bytes(&nibbles, rows_of[s], K);
+        if (s == 2) {
+            assert_non_null(ml.shards[s].memory);
+            assert_ptr_equal(ml.shards[s].codes, ml.shards[s].memory);
+        } else {
+            assert_null(ml.shards[s].memory);
+            assert_ptr_equal(ml.shards[s].codes, at);
+            assert_ptr_equal(ml.shards[s].row_scales, at + place - ml.shards[s].n_panels * 192);
+        }
+        memset(ml.shards[s].codes, 1, (size_t)ml.shards[s].bytes);
+        at += place;
+    }
+    assert_int_equal(at - ml.arena, ml.arena_bytes);
+    dspark__merged_linear_free(&ml);
+
+    check(dspark__merged_linear_init(&ml, "test", K, SHARDS, rows_of, NULL, &err), DSPARK_OK, &err);
+    ml.alike = 1;
+    ml.shards[0].packing = nibbles;
+    check(dspark__shard_take_memory(&ml, 0, 1, &err), DSPARK_OK, &err);
+    assert_null(ml.arena);
+    assert_null(ml.shards[0].codes);
+    dspark__merged_linear_free(&ml);
+}
+
 static int stop_after_two(void *user, uint64_t bytes)
 {
     (void)bytes;
@@ -320,6 +362,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_are_what_they_are_alone),
         cmocka_unit_test(a_missing_or_double_shard_is_named),
+        cmocka_unit_test(alike_shards_share_a_block),
         cmocka_unit_test(filling_can_be_cancelled),
         cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(digest_is_of_rows_in_order),

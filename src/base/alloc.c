@@ -8,8 +8,8 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define HUGE_FROM HUGE_PAGE
-/* A last huge page that is filled in part is taken whole when that wastes at most 1/8 of the block. */
-#define WASTE 8
+/* A last huge page that is filled in part is taken whole when that wastes at most 1/6 of the block. */
+#define WASTE 6
 
 static void *default_alloc(void *user, size_t bytes, size_t align)
 {

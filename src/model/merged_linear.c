@@ -19,6 +19,9 @@
 /* Up to this many rows x stays in the L2 cache as a whole, and a panel goes to its end: one stream. */
 #define WHOLE_ROWS 48u
 
+/* Shards below it, which are a few huge pages and a piece, share them in an arena. */
+#define ARENA_SHARD ((uint64_t)16 << 20)
+
 const dspark__packing dspark__packing_bf16 = {.bits = 16};
 
 /* ---- memory of a shard ---- */
@@ -73,27 +76,43 @@ static void lay_out(dspark__shard *shard, const shard_sizes *z, unsigned char *c
     if (z->perm) shard->perm = (uint32_t *)(void *)(rest + z->scales + z->groups + z->rows);
 }
 
-/* Where the bf16 shards before s end: that of shard s begins there. */
-static int measure_reserve(const dspark__merged_linear *ml, uint32_t n_shards, uint64_t *total)
+/* Where the arena's places before that of shard s end. */
+static int measure_places(const dspark__merged_linear *ml, uint32_t n_shards, uint64_t *total)
 {
     shard_sizes z;
     *total = 0;
     for (uint32_t s = 0; s < n_shards; s++)
-        if (!measure(&z, &dspark__packing_bf16, ml->shards[s].rows, ml->k) ||
+        if (!measure(&z, &ml->arena_packing, ml->shards[s].rows, ml->k) ||
             !dspark__add_u64(*total, z.total, total) || *total > SIZE_MAX / 2)
             return 0;
     return 1;
 }
 
-dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err)
+static dspark_status take_arena(dspark__merged_linear *ml, const dspark__packing *packing, dspark_error *err)
 {
     uint64_t total;
-    if (!measure_reserve(ml, ml->n_shards, &total))
+    ml->arena_packing = *packing;
+    if (!measure_places(ml, ml->n_shards, &total))
         return dspark__fail(err, DSPARK_EINVAL, ml->name, "%u shards overflow memory", ml->n_shards);
     ml->arena = dspark__alloc(&ml->allocator, total, 64);
     if (!ml->arena) return dspark__fail_nomem(err, ml->name, total);
     ml->arena_bytes = total;
     return DSPARK_OK;
+}
+
+dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err)
+{
+    return take_arena(ml, &dspark__packing_bf16, err);
+}
+
+/* The place of shard s in the arena, or NULL: there is none, or it is too small. */
+static unsigned char *find_place(const dspark__merged_linear *ml, uint32_t s, uint64_t bytes)
+{
+    uint64_t from, to;
+    if (!ml->arena) return NULL;
+    measure_places(ml, s, &from);
+    measure_places(ml, s + 1, &to);
+    return bytes <= to - from ? ml->arena + from : NULL;
 }
 
 dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, int streamed,
@@ -106,10 +125,12 @@ dspark_status dspark__shard_take_memory(dspark__merged_linear *ml, uint32_t s, i
                             shard->rows, ml->k);
     const uint64_t bytes = z.total - (streamed ? z.codes : 0);
     unsigned char *at = NULL;
-    if (ml->arena && !streamed && shard->packing.bits == 16) {
-        uint64_t offset;
-        measure_reserve(ml, s, &offset);
-        lay_out(shard, &z, ml->arena + offset, NULL);
+    if (ml->alike && !ml->arena && !streamed && z.total < ARENA_SHARD) {
+        dspark_status st = take_arena(ml, &shard->packing, err);
+        if (st != DSPARK_OK) return st;
+    }
+    if (!streamed && (at = find_place(ml, s, z.total))) {
+        lay_out(shard, &z, at, at + z.codes);
         return DSPARK_OK;
     }
     if (bytes) {

@@ -37,8 +37,10 @@ typedef struct dspark__merged_linear {
     uint32_t n_filled;
     dspark__shard *shards; /* [n_shards] */
     uint64_t bytes;        /* of packed weights, over the filled shards */
+    int alike;             /* the shards will be packed alike: the first one to take memory takes it for all */
     unsigned char *arena;  /* of dspark__merged_linear_reserve, or NULL */
     uint64_t arena_bytes;
+    dspark__packing arena_packing; /* that its places are made for */
 } dspark__merged_linear;
 
 /* Bytes that a packed shard of `rows` x k takes in memory; 0 when that overflows. */
@@ -57,8 +59,9 @@ dspark_status dspark__merged_linear_init_even(dspark__merged_linear *ml, const c
 void dspark__merged_linear_free(dspark__merged_linear *ml);
 
 /* One block of memory, shard behind shard, for many small ones that will all be filled from dense rows:
- * what reads them in order reads one stream of huge pages. Before any is filled; shards that are not bf16
- * or streamed take memory of their own. */
+ * what reads them in order reads one stream of huge pages. Before any is filled; shards that are larger than
+ * bf16 or streamed take memory of their own. Shards that are `alike` get such a block without asking when they
+ * are a few MB each: codes and scales at their ends would lie in small pages. */
 dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err);
 
 /* ---- filling: merged_fill.c ---- */

@@ -143,12 +143,30 @@ dspark_status dspark__fill_own(dspark__filler *f, dspark__merged_linear *ml, uin
     return st;
 }
 
+/* Have all modules one scheme, which makes their shards alike? What is wrong with them is said when they are
+ * filled. */
+static int are_alike(const dspark__filler *f, const dspark__merged_linear *ml, const dspark__module *first,
+                     size_t step)
+{
+    const dspark__scheme *scheme[2] = {NULL, NULL};
+    dspark__quant_rule rule;
+    for (uint32_t s = 0; s < ml->n_shards; s++) {
+        const dspark__module *m = first + s * step;
+        if (dspark__quant_config_rule(f->quant, m->name, &rule, NULL) != DSPARK_OK ||
+            dspark__scheme_detect(&scheme[s > 0], m, &rule, ml->shards[s].rows, ml->k, NULL) != DSPARK_OK ||
+            scheme[s > 0] != scheme[0])
+            return 0;
+    }
+    return ml->n_shards > 1;
+}
+
 dspark_status dspark__fill_linear(dspark__filler *f, dspark__merged_linear *ml, const char *name,
                                   uint32_t k, uint32_t n_shards, uint32_t rows_each,
                                   const dspark__module *first, size_t step, dspark_error *err)
 {
     dspark_status st = dspark__merged_linear_init_even(ml, name, k, n_shards, rows_each,
                                                        &f->model->allocator, err);
+    if (st == DSPARK_OK) ml->alike = !f->prepacked && !f->packer && are_alike(f, ml, first, step);
     for (uint32_t s = 0; st == DSPARK_OK && s < n_shards; s++)
         st = dspark__fill_shard(f, ml, s, first + s * step, err);
     return st == DSPARK_OK ? dspark__merged_linear_complete(ml, err) : st;
