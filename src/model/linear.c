@@ -5,8 +5,12 @@
 
 #include <stdatomic.h>
 
-/* Panels of a unit: each piece of x is read once for all of them. */
+/* Panels of a unit: each piece of x is read once for all of them. Of few rows, whose x stays in L1, a unit costs
+ * what a kernel does once for each call: as many, but still UNITS_EACH for each thread. */
 #define UNIT_PANELS 3u
+#define FEW_ROWS 16u
+#define MOST_UNIT_PANELS 12u
+#define UNITS_EACH 4u
 /* So that threads finish together, the last units are small: of one panel, this many for each thread,
  * and then parts of the rows of one panel for each thread. */
 #define SMALL_UNITS 5u
@@ -21,7 +25,8 @@ typedef struct job {
     uint32_t n_linears;
     size_t n_rows, tile_rows, n_tiles;
     size_t part_rows, n_parts; /* of a tile */
-    size_t n_large;      /* panels, over all linears, that come in units of UNIT_PANELS */
+    size_t unit_panels;
+    size_t n_large;      /* panels, over all linears, that come in units of unit_panels */
     size_t n_small;      /* the next panels, a unit each; those that are left come in parts */
     size_t n_units;
     size_t n_early;      /* units that are taken before the one at hand is finished */
@@ -63,7 +68,7 @@ static shares share_panels(const job *j, uint32_t linear, size_t *n_large, size_
     shares s = {.large = least(n, *n_large)};
     s.small = least(n - s.large, *n_small);
     s.parted = n - s.large - s.small;
-    s.n_units = ceil_div(s.large, UNIT_PANELS) + s.small + s.parted * j->n_parts;
+    s.n_units = ceil_div(s.large, j->unit_panels) + s.small + s.parted * j->n_parts;
     *n_large -= s.large;
     *n_small -= s.small;
     return s;
@@ -83,10 +88,10 @@ static unit find_unit(const job *j, size_t i)
     unit u = {.n_panels = 1, .row = tile_row, .n_rows = clip_rows(j, tile_row, j->tile_rows)};
     shares s = share_panels(j, 0, &n_large, &n_small);
     for (; at >= s.n_units; s = share_panels(j, ++u.linear, &n_large, &n_small)) at -= s.n_units;
-    n_groups = ceil_div(s.large, UNIT_PANELS);
+    n_groups = ceil_div(s.large, j->unit_panels);
     if (at < n_groups) {
-        u.panel = (uint32_t)at * UNIT_PANELS;
-        u.n_panels = (uint32_t)least(s.large - u.panel, UNIT_PANELS);
+        u.panel = (uint32_t)(at * j->unit_panels);
+        u.n_panels = (uint32_t)least(s.large - u.panel, j->unit_panels);
     } else if (at < n_groups + s.small) {
         u.panel = (uint32_t)(s.large + at - n_groups);
     } else {
@@ -163,10 +168,18 @@ static void cut_rows(job *j, size_t n_threads)
     j->part_rows = j->tile_rows / j->n_parts;
 }
 
+static size_t choose_unit(const job *j, size_t n_panels, size_t n_threads)
+{
+    size_t n = least(n_panels / (UNITS_EACH * n_threads), MOST_UNIT_PANELS);
+    n -= n % UNIT_PANELS;
+    return j->n_rows <= FEW_ROWS && n > UNIT_PANELS ? n : UNIT_PANELS;
+}
+
 static void cut_panels(job *j, size_t n_threads)
 {
     size_t n_panels = 0, n_parted = 0, n_large, n_small;
     for (uint32_t i = 0; i < j->n_linears; i++) n_panels += count_panels(&j->linears[i]);
+    j->unit_panels = choose_unit(j, n_panels, n_threads);
     if (n_threads > 1) {
         n_parted = j->n_parts > 1 ? least(ceil_div(n_threads, j->n_tiles), n_panels) : 0;
         j->n_small = least(ceil_div(SMALL_UNITS * n_threads, j->n_tiles), n_panels - n_parted);

@@ -9,8 +9,9 @@
  * L1 until the product reads them once. Many rows: 96 KB in L2, so that accumulators are loaded and
  * stored less often. */
 #define FEW_ROWS 16u
-/* Panels that go together when a product of few rows is made in one go. */
-#define SIDE_BY_SIDE 3u
+/* Panels that go together when a product of few rows is made in one go: a kernel's tables are made for each
+ * call. */
+#define TOGETHER 12u
 #define DECODE_K_FEW 128u
 #define DECODE_K_MANY 1024u
 
@@ -18,9 +19,11 @@
 typedef struct code_scratch {
     uint16_t *block;  /* [DECODE_K_MANY / 2][48][2] */
     float *acc, *sum; /* [n_rows][48] each */
-    float *whole;     /* [SIDE_BY_SIDE][n_rows][48] of few rows, in place of the block; or acc */
+    float *whole;     /* [TOGETHER][n_rows][48] of few rows, in place of the block; or acc */
     uint16_t *x;      /* [n_rows][DECODE_K_FEW]: gathered columns of a permuted shard */
 } code_scratch;
+
+_Static_assert(TOGETHER * FEW_ROWS * sizeof(float) <= DECODE_K_MANY * sizeof(uint16_t), "sums in place of the block");
 
 static code_scratch cut_scratch(void *scratch, size_t n_rows)
 {
@@ -154,7 +157,7 @@ void dspark__linear_codes_run(const dspark__shard *shard, const dspark__kern *ke
     const dspark__packing *packing = &shard->packing;
     const uint32_t most = kern->dot_rows[packing->bits == 8][packing->format.scale];
     const int whole = !shard->perm && packing->group % 8 == 0 && n_rows <= most;
-    const uint32_t step = whole && n_rows <= FEW_ROWS ? SIDE_BY_SIDE : 1;
+    const uint32_t step = whole && n_rows <= FEW_ROWS ? TOGETHER : 1;
     dspark__gemm_bf16 g = {.n_rows = n_rows, .out_stride = out_stride};
     code_scratch c = cut_scratch(scratch, n_rows);
     for (uint32_t p = 0; p < n_panels; p += step) {
