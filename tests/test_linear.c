@@ -164,11 +164,72 @@ static void any_level_gives_the_same_bits(void **state)
     dspark__threads_free(t);
 }
 
+/* Units of few rows are many panels, of dense weights and of codes: on both sides of 16 rows and of a unit's
+ * panels, what one panel after the other gives. */
+static void units_of_many_panels_give_the_same_bits(void **state)
+{
+    enum { SHORT_K = 96, TALL = 30, N = 18, STRIDE = TALL * 48 };
+    static const uint32_t tall[] = {14 * 48 - 5, TALL * 48, 5 * 48}, threads[] = {1, 2};
+    static const size_t few[] = {1, 5, 16, 17};
+    static uint16_t x[N][SHORT_K], want[3][N][STRIDE], out[3][N][STRIDE];
+    dspark__packing packing = {.bits = 4, .format = {.bits = 4, .scale = DSPARK__CODE_E8M0, .block = 32}};
+    dspark__merged_linear ml;
+    dspark__kern ref;
+    uint64_t seed = 11;
+    (void)state;
+    const size_t bytes = (dspark__merged_linear_scratch(N) + 63) / 64 * 64;
+    unsigned char *scratch = dspark__alloc(NULL, 2 * bytes, 64);
+    uint16_t *w = take(tall[1] * (size_t)SHORT_K);
+    assert_non_null(scratch);
+    for (size_t i = 0; i < N; i++)
+        for (size_t j = 0; j < SHORT_K; j++)
+            x[i][j] = (uint16_t)(0x3c00 + next_random(&seed) % 1024 + (next_random(&seed) & 0x8000));
+    for (size_t i = 0; i < tall[1] * (size_t)SHORT_K; i++)
+        w[i] = (uint16_t)(0x3c00 + next_random(&seed) % 1024 + (next_random(&seed) & 0x8000));
+    for (uint16_t c = 0; c < 16; c++) packing.format.table[c] = (uint16_t)(c ? 0x3e80 + 0x33 * c : 0);
+    assert_int_equal(dspark__merged_linear_init(&ml, "test", SHORT_K, 3, tall, NULL, NULL), DSPARK_OK);
+    assert_int_equal(dspark__merged_linear_fill_dense(&ml, 1, w, NULL), DSPARK_OK);
+    for (uint32_t s = 0; s < 3; s += 2) {
+        dspark__shard *shard = &ml.shards[s];
+        shard->packing = packing;
+        assert_int_equal(dspark__shard_take_memory(&ml, s, 0, NULL), DSPARK_OK);
+        for (size_t i = 0; i < shard->n_panels * shard->code_stride; i++)
+            shard->codes[i] = (unsigned char)next_random(&seed);
+        for (size_t i = 0; i < shard->n_panels * shard->scale_stride; i++)
+            shard->scales[i] = (uint8_t)(120 + next_random(&seed) % 16);
+    }
+    assert_int_equal(dspark__kern_select(&ref, DSPARK_ISA_REF, NULL), DSPARK_OK);
+    for (uint32_t s = 0; s < 3; s++)
+        for (uint32_t p = 0; p < ml.shards[s].n_panels; p++)
+            dspark__merged_linear_rows(&ml, &ref, s, p, 1, x, sizeof x[0], N, scratch, &want[s][0][p * 48], STRIDE);
+    for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++)
+        for (int i = 0; dspark__isa_available((dspark_isa)isa) && i < 2; i++) {
+            dspark__kern kern;
+            dspark__threads *t;
+            dspark__linear linears[3];
+            assert_int_equal(dspark__kern_select(&kern, (dspark_isa)isa, NULL), DSPARK_OK);
+            assert_int_equal(dspark__threads_create(&t, threads[i], NULL, NULL, NULL), DSPARK_OK);
+            for (uint32_t s = 0; s < 3; s++) linears[s] = (dspark__linear){&ml, s, x, sizeof x[0], out[s][0], STRIDE};
+            for (size_t c = 0; c < sizeof few / sizeof few[0]; c++) {
+                memset(out, 0, sizeof out);
+                dspark__linears_run(t, &kern, linears, 3, few[c], scratch, bytes);
+                for (uint32_t s = 0; s < 3; s++)
+                    for (size_t row = 0; row < few[c]; row++)
+                        assert_memory_equal(out[s][row], want[s][row], tall[s] * 2);
+            }
+            dspark__threads_free(t);
+        }
+    free(w);
+    dspark__free(NULL, scratch, 2 * bytes);
+    dspark__merged_linear_free(&ml);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_threads_give_the_same_bits),
         cmocka_unit_test(any_level_gives_the_same_bits),
+        cmocka_unit_test(units_of_many_panels_give_the_same_bits),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
