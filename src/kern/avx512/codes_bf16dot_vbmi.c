@@ -15,8 +15,6 @@ enum {
     FEW = 4,         /* the most rows that take a group of 8 k at once, not a line of codes */
     FEW_PRODUCTS = 6, /* the same of NIBBLES_PRODUCT */
     ROWS = 8,
-    PANELS = 3,
-    TILE = 8,        /* the most rows times panels of a tile */
     PLAIN_K = 128,
     PLAIN_ROWS = 32, /* of a tile by way of memory */
     WHOLE_ROWS = 8,  /* the most rows for which looking up all of 256 entries is the faster way */
@@ -37,33 +35,33 @@ typedef struct dot_job {
     dot_tables tables;
 } dot_job;
 
-DSPARK__INLINE const uint8_t *codes_of(const dot_job *job, size_t p)
+DSPARK__INLINE const uint8_t *codes_of(const dot_job *job)
 {
-    return job->d->codes + (job->panel + p) * job->d->code_stride;
+    return job->d->codes + job->panel * job->d->code_stride;
 }
 
-DSPARK__INLINE const uint8_t *scales_of(const dot_job *job, size_t p)
+DSPARK__INLINE const uint8_t *scales_of(const dot_job *job)
 {
-    return job->d->scales ? job->d->scales + (job->panel + p) * job->d->scale_stride : NULL;
+    return job->d->scales ? job->d->scales + job->panel * job->d->scale_stride : NULL;
 }
 
-DSPARK__INLINE const float *group_scales_of(const dot_job *job, size_t p)
+DSPARK__INLINE const float *group_scales_of(const dot_job *job)
 {
-    return job->d->group ? job->d->group_scales + (job->panel + p) * job->d->group_stride : NULL;
+    return job->d->group ? job->d->group_scales + job->panel * job->d->group_stride : NULL;
 }
 
-DSPARK__INLINE float *sums_of(const dot_job *job, size_t p)
+DSPARK__INLINE float *sums_of(const dot_job *job)
 {
-    return job->d->acc + ((job->panel + p) * job->d->n_rows + job->row) * DSPARK__PANEL;
+    return job->d->acc + (job->panel * job->d->n_rows + job->row) * DSPARK__PANEL;
 }
 
-/* acc += the product over k0 .. k0+n_k-1 of panel p, by way of memory. */
-DSPARK__NOINLINE void multiply_plain(const dot_job *job, size_t p, float *acc, size_t k0, size_t n_k)
+/* acc += the product over k0 .. k0+n_k-1, by way of memory. */
+DSPARK__NOINLINE void multiply_plain(const dot_job *job, float *acc, size_t k0, size_t n_k)
 {
     _Alignas(64) uint16_t w[PLAIN_K * DSPARK__PANEL];
     for (size_t n; n_k > 0; n_k -= n, k0 += n) {
         n = n_k < PLAIN_K ? n_k : PLAIN_K;
-        dspark__decode__avx512(w, codes_of(job, p), scales_of(job, p), job->d->format, k0, n);
+        dspark__decode__avx512(w, codes_of(job), scales_of(job), job->d->format, k0, n);
         dspark__gemm_bf16 g = {.x = job->x + 2 * k0, .x_stride = job->d->x_stride,
                                .n_rows = job->n_rows, .panels = w, .n_panels = 1, .k = n,
                                .acc = acc};
@@ -78,9 +76,8 @@ DSPARK__INLINE __m512bh broadcast_pair(const unsigned char *x)
     return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-/* Row i of panel p is of[p * n_rows + i]. */
 typedef struct sums {
-    __m512 of[TILE][REGISTERS];
+    __m512 of[ROWS][REGISTERS];
 } sums;
 
 /* How far ahead scales of K-groups are fetched, in K-groups: as far as codes are with groups of 128. */
@@ -105,36 +102,34 @@ DSPARK__INLINE void finish_group(__m512 of[][REGISTERS], float *to, const float 
     }
 }
 
-/* What is read from here on: the panels' codes and rows of scales, and x. */
+/* What is read from here on: codes, rows of scales, and x. */
 typedef struct cursor {
-    const uint8_t *codes[PANELS], *row[PANELS];
+    const uint8_t *codes, *row;
     const unsigned char *x;
 } cursor;
 
-/* The powers that the sums of each panel stand under (codes_dot.h); of NIBBLES_PRODUCT the exponents of
- * all 48 outputs in of[p][0]. */
+/* The powers that the sums stand under (codes_dot.h); of NIBBLES_PRODUCT the exponents of all 48 outputs in
+ * of[0]. */
 typedef struct powers {
-    __m512i of[PANELS][REGISTERS];
+    __m512i of[REGISTERS];
 } powers;
 
-DSPARK__INLINE void start_powers(powers *under, size_t n_panels, way how)
+DSPARK__INLINE void start_powers(powers *under, way how)
 {
     DSPARK__UNROLL
-    for (size_t p = 0; p < n_panels; p++)
-        DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++)
-            under->of[p][v] = how == NIBBLES_PRODUCT ? load_exponents(NULL) : load_powers(NULL, v);
+    for (size_t v = 0; v < REGISTERS; v++)
+        under->of[v] = how == NIBBLES_PRODUCT ? load_exponents(NULL) : load_powers(NULL, v);
 }
 
-/* Put the sums of panel p under the powers of a row of scales; NULL: of one. */
-DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_t *row,
+/* Put the sums under the powers of a row of scales; NULL: of one. */
+DSPARK__INLINE void change_powers(sums *s, powers *under, const uint8_t *row,
                                   const dot_tables *t, size_t n_rows, way how)
 {
     row_powers between = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     if (how == NIBBLES_PRODUCT) {
         __m512i to = load_exponents(row);
-        between = power_between_rows(under->of[p][0], to, t);
-        under->of[p][0] = to;
+        between = power_between_rows(under->of[0], to, t);
+        under->of[0] = to;
     }
     DSPARK__UNROLL
     for (size_t v = 0; v < REGISTERS; v++) {
@@ -143,12 +138,12 @@ DSPARK__INLINE void change_powers(sums *s, powers *under, size_t p, const uint8_
             factor = power_of_outputs(between, v, t);
         } else {
             __m512i to = load_powers(row, v);
-            factor = power_between(under->of[p][v], to);
-            under->of[p][v] = to;
+            factor = power_between(under->of[v], to);
+            under->of[v] = to;
         }
         DSPARK__UNROLL
         for (size_t i = 0; i < n_rows; i++)
-            s->of[p * n_rows + i][v] = _mm512_mul_ps(s->of[p * n_rows + i][v], factor);
+            s->of[i][v] = _mm512_mul_ps(s->of[i][v], factor);
     }
 }
 
@@ -212,59 +207,64 @@ DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes,
     }
 }
 
-/* n groups under one row of scales, if any; panels side by side. */
+/* n groups under one row of scales, if any. */
 DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, size_t x_stride,
-                                    const dot_tables *t, size_t n, size_t n_rows, size_t n_panels,
-                                    way how)
+                                    const dot_tables *t, size_t n, size_t n_rows, way how)
 {
-    dot_scales scales[PANELS][REGISTERS];
+    dot_scales scales[REGISTERS];
+    const dot_scales *from = scales;
+    if (has_scales(how)) _mm_prefetch((const char *)c->row + SCALES_AHEAD, _MM_HINT_T0);
+    if (is_scaled(how)) change_powers(s, under, c->row, t, n_rows, how);
     DSPARK__UNROLL
-    for (size_t p = 0; p < n_panels; p++) {
-        if (has_scales(how)) _mm_prefetch((const char *)c->row[p] + SCALES_AHEAD, _MM_HINT_T0);
-        if (is_scaled(how)) change_powers(s, under, p, c->row[p], t, n_rows, how);
-        DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++) scales[p][v] = load_scales(c->row[p], v, t, how);
-    }
-    const dot_scales *from = scales[0];
+    for (size_t v = 0; v < REGISTERS; v++) scales[v] = load_scales(c->row, v, t, how);
     if (lines_at_once(n_rows, how) == 1) FORGET(from); /* registers are dearer than loads */
     for (size_t group = 0; group < n; group++)
-        DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++)
-            multiply_codes(s->of + p * n_rows, c->codes[p] + group * group_bytes(how), t,
-                           from + p * REGISTERS, c->x + group * 2 * GROUP_K, x_stride, n_rows, how);
+        multiply_codes(s->of, c->codes + group * group_bytes(how), t, from, c->x + group * 2 * GROUP_K,
+                       x_stride, n_rows, how);
 }
 
 /* Groups [0, n_groups) under rows of scales of `block` groups each, which have the fast way. */
 DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot_tables *t, size_t block,
-                                  size_t n_groups, size_t n_rows, size_t n_panels, way how)
+                                  size_t n_groups, size_t n_rows, way how)
 {
     const size_t usual = how == NIBBLES_PRODUCT ? PRODUCT_BLOCK : POWER_BLOCK;
     powers under;
-    start_powers(&under, n_panels, how);
+    start_powers(&under, how);
     if (!has_scales(how)) block = n_groups;
     for (size_t left = n_groups, n; left > 0; left -= n) {
         n = block < left ? block : left;
         if (is_scaled(how) && n == usual)
-            multiply_direct(s, &under, c, x_stride, t, usual, n_rows, n_panels, how);
-        else multiply_direct(s, &under, c, x_stride, t, n, n_rows, n_panels, how);
-        DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++) {
-            c->codes[p] += n * group_bytes(how);
-            if (has_scales(how)) c->row[p] += DSPARK__PANEL;
-        }
+            multiply_direct(s, &under, c, x_stride, t, usual, n_rows, how);
+        else multiply_direct(s, &under, c, x_stride, t, n, n_rows, how);
+        c->codes += n * group_bytes(how);
+        if (has_scales(how)) c->row += DSPARK__PANEL;
         c->x += n * 2 * GROUP_K;
     }
-    if (is_scaled(how))
-        DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++) change_powers(s, &under, p, NULL, t, n_rows, how);
+    if (is_scaled(how)) change_powers(s, &under, NULL, t, n_rows, how);
 }
 
-/* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. */
+/* Are n bytes all within low .. high, whether these are signed or not? */
+DSPARK__INLINE int bytes_within(const uint8_t *bytes, size_t n, int low, int high)
+{
+    const __m512i least = _mm512_set1_epi8((char)low);
+    __m512i most = _mm512_setzero_si512();
+    if (low > high) return 0;
+    for (size_t i = 0; i < n; i += 64) {
+        __mmask64 m = n - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (n - i)) - 1;
+        __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(m, bytes + i), least);
+        most = _mm512_mask_max_epu8(most, m, most, b);
+    }
+    return _mm512_cmpgt_epu8_mask(most, _mm512_set1_epi8((char)(high - low))) == 0;
+}
+
+/* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. All of them at
+ * once is the usual case: one by one they took 3 % of nvfp4's product with one row. */
 DSPARK__INLINE size_t count_fast(const uint8_t *row, const fast_scales *fast, size_t n_groups,
                                  size_t block, way how)
 {
     size_t n = 0, most = (n_groups + block - 1) / block;
     if (most > CHECKED) most = CHECKED;
+    if (bytes_within(row, most * DSPARK__PANEL, fast->low, fast->high)) return most;
     for (; n < most; n++, row += DSPARK__PANEL)
         if (!(how == NIBBLES_INTEGER ? signed_scales_within(row, fast->low, fast->high)
                                      : scales_within(row, (uint32_t)fast->low, (uint32_t)fast->high)))
@@ -291,26 +291,24 @@ DSPARK__INLINE int are_tame(const sums *s, size_t n)
 }
 
 /* The same by way of memory: scales that have no fast way, and the last values of k. */
-DSPARK__INLINE void multiply_through(sums *s, const dot_job *job, size_t k0, size_t n_k, size_t n_rows,
-                                     size_t n_panels)
+DSPARK__INLINE void multiply_through(sums *s, const dot_job *job, size_t k0, size_t n_k, size_t n_rows)
 {
-    _Alignas(64) float acc[TILE * DSPARK__PANEL];
+    _Alignas(64) float acc[ROWS * DSPARK__PANEL];
     DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows * n_panels; i++)
+    for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++)
             _mm512_store_ps(acc + i * DSPARK__PANEL + 16 * v, s->of[i][v]);
-    for (size_t p = 0; p < n_panels; p++)
-        multiply_plain(job, p, acc + p * n_rows * DSPARK__PANEL, k0, n_k);
+    multiply_plain(job, acc, k0, n_k);
     DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows * n_panels; i++)
+    for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++)
             s->of[i][v] = _mm512_load_ps(acc + i * DSPARK__PANEL + 16 * v);
 }
 
-/* One tile over all of k; n_rows, n_panels and how are constants in each copy. */
-DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels, way how)
+/* One tile over all of k; n_rows and how are constants in each copy. */
+DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, way how)
 {
     const dspark__dot_codes *d = job->d;
     const dot_tables tables = job->tables;
@@ -319,17 +317,12 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
     const size_t block = rows ? d->format->block / GROUP_K : 1;
     const size_t per_sum = d->group ? d->group / GROUP_K : SIZE_MAX;
     const size_t n_all = n_groups + (d->k % GROUP_K != 0);
-    cursor c = {.x = job->x};
+    cursor c = {.x = job->x, .codes = codes_of(job), .row = rows ? scales_of(job) : NULL};
     sums s;
     DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows * n_panels; i++)
+    for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < REGISTERS; v++) s.of[i][v] = _mm512_setzero_ps();
-    DSPARK__UNROLL
-    for (size_t p = 0; p < n_panels; p++) {
-        c.codes[p] = codes_of(job, p);
-        c.row[p] = rows ? scales_of(job, p) : NULL;
-    }
     for (size_t group = 0, n, sum = 0; group < n_all; sum++) { /* one K-group, or all */
         size_t end = n_all - group < per_sum ? n_all : group + per_sum;
         int tame = 1; /* no power of a scale that has no fast way is left in the sums */
@@ -337,72 +330,58 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, size_t n_panels,
             size_t most = (end < n_groups ? end : n_groups) - group;
             n = most;
             if (rows && most > 0) {
-                size_t n_fast = tame ? SIZE_MAX : 0;
-                DSPARK__UNROLL
-                for (size_t p = 0; p < n_panels && n_fast > 0; p++) {
-                    size_t f = count_fast(c.row[p], &job->fast, most, block, how);
-                    if (f < n_fast) n_fast = f;
-                }
+                size_t n_fast = tame ? count_fast(c.row, &job->fast, most, block, how) : 0;
                 n = n_fast * block < most ? n_fast * block : most;
             }
             if (n > 0) {
-                multiply_fast(&s, &c, x_stride, &tables, block, n, n_rows, n_panels, how);
+                multiply_fast(&s, &c, x_stride, &tables, block, n, n_rows, how);
                 continue;
             }
             n = most == 0 ? 1 : block < most ? block : most;
             size_t k0 = group * GROUP_K, n_k = n * GROUP_K;
-            multiply_through(&s, job, k0, d->k - k0 < n_k ? d->k - k0 : n_k, n_rows, n_panels);
-            if (is_scaled(how)) tame = are_tame(&s, n_rows * n_panels);
+            multiply_through(&s, job, k0, d->k - k0 < n_k ? d->k - k0 : n_k, n_rows);
+            if (is_scaled(how)) tame = are_tame(&s, n_rows);
             c.x += 2 * n_k;
-            DSPARK__UNROLL
-            for (size_t p = 0; p < n_panels; p++) {
-                c.codes[p] += n * group_bytes(how);
-                if (rows) c.row[p] += DSPARK__PANEL;
-            }
+            c.codes += n * group_bytes(how);
+            if (rows) c.row += DSPARK__PANEL;
         }
         if (!d->group) break;
-        DSPARK__UNROLL
-        for (size_t p = 0; p < n_panels; p++)
-            finish_group(s.of + p * n_rows, sums_of(job, p),
-                         group_scales_of(job, p) + sum * DSPARK__PANEL, sum == 0, n_rows);
+        finish_group(s.of, sums_of(job), group_scales_of(job) + sum * DSPARK__PANEL, sum == 0, n_rows);
     }
     if (d->group) return;
     DSPARK__UNROLL
-    for (size_t p = 0; p < n_panels; p++)
+    for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++)
-            DSPARK__UNROLL
-            for (size_t v = 0; v < REGISTERS; v++)
-                _mm512_store_ps(sums_of(job, p) + i * DSPARK__PANEL + 16 * v,
-                                s.of[p * n_rows + i][v]);
+        for (size_t v = 0; v < REGISTERS; v++)
+            _mm512_store_ps(sums_of(job) + i * DSPARK__PANEL + 16 * v, s.of[i][v]);
 }
 
-DSPARK__INLINE void multiply_by(const dot_job *job, size_t n_rows, size_t n_panels)
+DSPARK__INLINE void multiply_by(const dot_job *job, size_t n_rows)
 {
     switch (job->how) {
-    case BYTES_HALF: multiply(job, n_rows, n_panels, BYTES_HALF); break;
-    case BYTES_WHOLE: multiply(job, n_rows, n_panels, BYTES_WHOLE); break;
-    case BYTES_POWER: multiply(job, n_rows, n_panels, BYTES_POWER); break;
-    case NIBBLES_PLAIN: multiply(job, n_rows, n_panels, NIBBLES_PLAIN); break;
-    case NIBBLES_POWER: multiply(job, n_rows, n_panels, NIBBLES_POWER); break;
-    case NIBBLES_PRODUCT: multiply(job, n_rows, n_panels, NIBBLES_PRODUCT); break;
-    default: multiply(job, n_rows, n_panels, NIBBLES_INTEGER); break;
+    case BYTES_HALF: multiply(job, n_rows, BYTES_HALF); break;
+    case BYTES_WHOLE: multiply(job, n_rows, BYTES_WHOLE); break;
+    case BYTES_POWER: multiply(job, n_rows, BYTES_POWER); break;
+    case NIBBLES_PLAIN: multiply(job, n_rows, NIBBLES_PLAIN); break;
+    case NIBBLES_POWER: multiply(job, n_rows, NIBBLES_POWER); break;
+    case NIBBLES_PRODUCT: multiply(job, n_rows, NIBBLES_PRODUCT); break;
+    default: multiply(job, n_rows, NIBBLES_INTEGER); break;
     }
 }
 
-#define TILE_OF(rows, panels)                                                                      \
-    DSPARK__NOINLINE void multiply_##rows##_##panels(const dot_job *job)                           \
+#define TILE_OF(rows)                                                                              \
+    DSPARK__NOINLINE void multiply_##rows(const dot_job *job)                                      \
     {                                                                                              \
-        multiply_by(job, rows, panels);                                                            \
+        multiply_by(job, rows);                                                                    \
     }
-TILE_OF(1, 1)
-TILE_OF(2, 1)
-TILE_OF(3, 1)
-TILE_OF(4, 1)
-TILE_OF(5, 1)
-TILE_OF(6, 1)
-TILE_OF(7, 1)
-TILE_OF(8, 1)
+TILE_OF(1)
+TILE_OF(2)
+TILE_OF(3)
+TILE_OF(4)
+TILE_OF(5)
+TILE_OF(6)
+TILE_OF(7)
+TILE_OF(8)
 #undef TILE_OF
 
 /* Everything by way of memory. */
@@ -411,21 +390,21 @@ static void multiply_any(const dot_job *job)
     const dspark__dot_codes *d = job->d;
     const size_t n_k = d->group ? d->group : d->k;
     _Alignas(64) float part[PLAIN_ROWS * DSPARK__PANEL];
-    float *sum = sums_of(job, 0), *acc = d->group ? part : sum;
+    float *sum = sums_of(job), *acc = d->group ? part : sum;
     for (size_t k0 = 0; k0 < d->k; k0 += n_k) {
         memset(acc, 0, job->n_rows * DSPARK__PANEL * sizeof *acc);
-        multiply_plain(job, 0, acc, k0, d->k - k0 < n_k ? d->k - k0 : n_k);
+        multiply_plain(job, acc, k0, d->k - k0 < n_k ? d->k - k0 : n_k);
         if (d->group)
-            dspark__scale_add__avx512(sum, acc, group_scales_of(job, 0) + k0 / n_k * DSPARK__PANEL,
+            dspark__scale_add__avx512(sum, acc, group_scales_of(job) + k0 / n_k * DSPARK__PANEL,
                                       job->n_rows, k0 == 0);
     }
 }
 
 static void run_tile(const dot_job *job)
 {
-    static void (*const of_one[ROWS])(const dot_job *) = {multiply_1_1, multiply_2_1, multiply_3_1,
-                                                          multiply_4_1, multiply_5_1, multiply_6_1,
-                                                          multiply_7_1, multiply_8_1};
+    static void (*const of_one[ROWS])(const dot_job *) = {multiply_1, multiply_2, multiply_3,
+                                                          multiply_4, multiply_5, multiply_6,
+                                                          multiply_7, multiply_8};
     if (job->how == NO_WAY) multiply_any(job);
     else of_one[job->n_rows - 1](job);
 }
