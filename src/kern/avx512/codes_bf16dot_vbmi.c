@@ -102,10 +102,12 @@ DSPARK__INLINE void finish_group(__m512 of[][REGISTERS], float *to, const float 
     }
 }
 
-/* What is read from here on: codes, rows of scales, and x. */
+/* What is read from here on: codes, rows of scales, and x; and where the tables that are used once a row
+ * are, which take no registers. */
 typedef struct cursor {
     const uint8_t *codes, *row;
     const unsigned char *x;
+    const dot_tables *tables;
 } cursor;
 
 /* The powers that the sums stand under (codes_dot.h); of NIBBLES_PRODUCT the exponents of all 48 outputs in
@@ -213,10 +215,12 @@ DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, siz
 {
     dot_scales scales[REGISTERS];
     const dot_scales *from = scales;
+    const dot_tables *rare = c->tables;
+    if (how == NIBBLES_PRODUCT) FORGET(rare);
     if (has_scales(how)) _mm_prefetch((const char *)c->row + SCALES_AHEAD, _MM_HINT_T0);
-    if (is_scaled(how)) change_powers(s, under, c->row, t, n_rows, how);
+    if (is_scaled(how)) change_powers(s, under, c->row, rare, n_rows, how);
     DSPARK__UNROLL
-    for (size_t v = 0; v < REGISTERS; v++) scales[v] = load_scales(c->row, v, t, how);
+    for (size_t v = 0; v < REGISTERS; v++) scales[v] = load_scales(c->row, v, rare, how);
     if (lines_at_once(n_rows, how) == 1) FORGET(from); /* registers are dearer than loads */
     for (size_t group = 0; group < n; group++)
         multiply_codes(s->of, c->codes + group * group_bytes(how), t, from, c->x + group * 2 * GROUP_K,
@@ -240,7 +244,7 @@ DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot
         if (has_scales(how)) c->row += DSPARK__PANEL;
         c->x += n * 2 * GROUP_K;
     }
-    if (is_scaled(how)) change_powers(s, &under, NULL, t, n_rows, how);
+    if (is_scaled(how)) change_powers(s, &under, NULL, c->tables, n_rows, how);
 }
 
 /* Are n bytes all within low .. high, whether these are signed or not? */
@@ -317,7 +321,8 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, way how)
     const size_t block = rows ? d->format->block / GROUP_K : 1;
     const size_t per_sum = d->group ? d->group / GROUP_K : SIZE_MAX;
     const size_t n_all = n_groups + (d->k % GROUP_K != 0);
-    cursor c = {.x = job->x, .codes = codes_of(job), .row = rows ? scales_of(job) : NULL};
+    cursor c = {.x = job->x, .codes = codes_of(job), .row = rows ? scales_of(job) : NULL,
+                .tables = &job->tables};
     sums s;
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)

@@ -13,7 +13,7 @@ enum { GROUP_K = 8, GROUP_VECTORS = 12, GROUP_PAIRS = 4, REGISTERS = 3 };
 /* How far ahead codes and scales are fetched, the codes into L2. As measured on Zen 4
  * (bench/codes_bench.c), the hardware prefetcher alone reaches half of what memory gives, because
  * most of the time nothing is loaded from it. */
-enum { AHEAD = 8192, SCALES_AHEAD = 2048 };
+enum { AHEAD = 8192, SCALES_AHEAD = 3072 };
 
 typedef enum lookup {
     NIBBLES,      /* 4 bits */
