@@ -170,6 +170,9 @@ void dspark__attend_finish__avx2(uint16_t *out, size_t out_stride, const float *
                                  size_t n_rows, size_t n_out);
 void dspark__pack_entries__avx2(const dspark__pack_entries *p);
 int dspark__pack_panel__avx2(uint16_t *panel, const void *w, size_t stride, size_t n_rows, size_t k);
+void dspark__digest_rows__avx2(unsigned char (*digests)[16], const void *rows, size_t stride, size_t n_rows,
+                               size_t n);
+int dspark__pack_digest__avx2(const dspark__pack_digest *p);
 void dspark__e4m3_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__e5m2_to_bf16__avx2(uint16_t *y, const uint8_t *codes, size_t n, float scale);
 void dspark__silu_mul__avx2(uint16_t *y, const void *g, const void *u, size_t n);

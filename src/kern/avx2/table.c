@@ -39,6 +39,8 @@ void dspark__kern_avx2(dspark__kern *k)
     k->attend_finish = dspark__attend_finish__avx2;
     k->pack_entries = dspark__pack_entries__avx2;
     k->pack_panel = dspark__pack_panel__avx2;
+    k->digest_rows = dspark__digest_rows__avx2;
+    k->pack_digest = dspark__pack_digest__avx2;
     k->e4m3_to_bf16 = dspark__e4m3_to_bf16__avx2;
     k->e5m2_to_bf16 = dspark__e5m2_to_bf16__avx2;
     k->silu_mul = dspark__silu_mul__avx2;

@@ -5,8 +5,9 @@
 
 #include "base/digest.h"
 #include "kern/avx512/pack.h"
+#include "kern/row_fetch.h"
 
-enum { STRIPE = 64, BLOCK = 16 }; /* bytes; stripes from one scramble to the next */
+enum { BLOCK = 16 }; /* stripes from one scramble to the next */
 
 typedef uint64_t row_lanes[8];
 
@@ -69,37 +70,7 @@ void dspark__digest_rows__avx512(unsigned char (*digests)[16], const void *rows,
 
 /* ---- while they are packed ---- */
 
-/* Rows are taken in pieces of up to a page, for memory is slow at 48 places at once: while one piece is packed
- * out of the second-level cache, the next one comes in row by row. */
-enum { PIECE = 64 }; /* stripes */
-
-typedef struct fetch {
-    const char *at;    /* the first row's piece; NULL: nothing */
-    size_t stride, n;  /* bytes from row to row; lines of a row, which need not begin with one */
-    size_t row, line;
-    size_t a_time;
-} fetch;
-
-/* n_bytes of each row from `at` on, during n_stripes. */
-DSPARK__INLINE fetch begin_fetch(const void *at, size_t n_bytes, size_t stride, size_t n_stripes)
-{
-    fetch f = {.at = at, .stride = stride, .n = (n_bytes + (uintptr_t)at % STRIPE + STRIPE - 1) / STRIPE};
-    f.a_time = (f.n * 16 + n_stripes - 1) / n_stripes;
-    return f;
-}
-
-DSPARK__INLINE void fetch_lines(fetch *f)
-{
-    if (!f->at || f->row == DSPARK__PANEL) return;
-    const char *row = f->at + f->row * f->stride;
-    for (size_t i = 0; i < f->a_time; i++) {
-        _mm_prefetch(row + f->line * STRIPE, _MM_HINT_T1);
-        if (++f->line < f->n) continue;
-        f->line = 0;
-        if (++f->row == DSPARK__PANEL) return;
-        row += f->stride;
-    }
-}
+enum { PIECE = 64 }; /* stripes of a row that are fetched together */
 
 /* Where stripes lie across lines, a line is read once, whole, and its second half kept for the next stripe: the
  * same places of 48 rows are too many for the first-level cache when the rows are a round number of bytes long. */
