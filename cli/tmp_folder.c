@@ -1,5 +1,6 @@
 /* tmp_folder: see tmp_folder.h. Removes nothing but folders that it made, known by the lock file inside;
- * follows no link while it does. */
+ * follows no link while it does. The lock is that of the library's own leftovers (src/ckpt/stale.h), made once
+ * more: the command sees the public header only, and no program but this one needs it there. */
 #include "tmp_folder.h"
 
 #include <dirent.h>
