@@ -282,7 +282,8 @@ static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err
     clear_cache(job, is_first ? job->first_cache : job->cache);
     for (first = 0; st == DSPARK_OK && first < job->n; first += most)
         st = run_piece(job, v, context, first, most, err);
-    if (is_first && st == DSPARK_OK) st = run_exact(job, context, err); /* the rows are finite, it is known now */
+    /* The rows are finite: it is known now. */
+    if (is_first && st == DSPARK_OK) st = run_exact(job, context, err);
     dspark_context_free(context);
     return st;
 }

@@ -329,7 +329,8 @@ static void check_formats(const json_t *doc, const char *const *formats, size_t 
         } else {
             const json_t *base = json_array_get(rows, (size_t)plain);
             double all = said_number(base, "weight_bytes");
-            assert_float_equal(said_number(row, "bf16_over_format") * p50, said_number(base, "p50_seconds"), 1e-9 * p50);
+            assert_float_equal(said_number(row, "bf16_over_format") * p50, said_number(base, "p50_seconds"),
+                               1e-9 * p50);
             assert_float_equal(said_number(row, "of_byte_ratio") * all,
                                said_number(row, "bf16_over_format") * weights[i], 1e-9 * all);
         }

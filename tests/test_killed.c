@@ -159,6 +159,19 @@ static void kill_it(pid_t pid)
     assert_true(WIFSIGNALED(status));
 }
 
+/* Killed at its n-th such call. 0: it ended before, well. */
+static int kill_at(pid_t pid, size_t n)
+{
+    int code = 0;
+    if (run_to(pid, n, &code)) {
+        kill_it(pid);
+        return 1;
+    }
+    if (code == NO_TRACING) skip();
+    assert_int_equal(code, 0);
+    return 0;
+}
+
 /* ---- what it left ---- */
 
 static int exists(const char *path)
@@ -196,17 +209,8 @@ static void kill_everywhere(const char *options)
     assert_int_equal(run_cli("%s", args).code, 0);
     n_names = tmpdir_count(cli_folder()) + 1;
     snprintf(args, sizeof args, options, "x");
-    for (n = 1;; n++) {
-        int code = 0, whole;
-        pid_t pid = start_traced(args);
-        if (!run_to(pid, n, &code)) {
-            if (code == NO_TRACING) skip();
-            assert_int_equal(code, 0);
-            break;
-        }
-        kill_it(pid);
-        whole = exists(in_folder("x/config.json"));
-        code = run_cli("%s", args).code;
+    for (n = 1; kill_at(start_traced(args), n); n++) {
+        const int whole = exists(in_folder("x/config.json")), code = run_cli("%s", args).code;
         if (code != (whole ? 2 : 0))
             fail_msg("killed at call %zu, whole %d: the next run ends with %d", n, whole, code);
         if (!is_like("x", "wanted")) fail_msg("killed at call %zu: not as it is to be", n);
@@ -244,15 +248,7 @@ static void test_killed_report(void **state)
     size_t n;
     (void)state;
     assert_int_equal(run_cli("synth plain --preset tiny").code, 0);
-    for (n = 1;; n++) {
-        int code = 0;
-        pid_t pid = start_traced(args);
-        if (!run_to(pid, n, &code)) {
-            if (code == NO_TRACING) skip();
-            assert_int_equal(code, 0);
-            break;
-        }
-        kill_it(pid);
+    for (n = 1; kill_at(start_traced(args), n); n++) {
         assert_int_equal(run_cli("%s", args).code, 0);
         assert_true(exists(in_folder("x")));
         if (tmpdir_count(cli_folder()) != 2) fail_msg("killed at call %zu: leftovers", n);
@@ -280,12 +276,8 @@ static void test_synced(void **state)
         char path[1200];
         const struct dirent *e;
         DIR *d;
-        int code = 0;
-        pid_t pid = start_traced(runs[i]);
         n_synced = 0;
-        assert_int_equal(run_to(pid, NEVER, &code), 0);
-        if (code == NO_TRACING) skip();
-        assert_int_equal(code, 0);
+        assert_false(kill_at(start_traced(runs[i]), NEVER));
         if (!was_synced(in_folder("x"))) fail_msg("%s: x was not synced", runs[i]);
         if (!was_synced(cli_folder())) fail_msg("%s: the folder of x was not synced", runs[i]);
         d = opendir(in_folder("x"));
@@ -376,16 +368,8 @@ static void test_killed_moving(void **state)
     cli_folder();
     assert_int_equal(synth_moved(in_folder("wanted"), NULL), DSPARK_OK);
     assert_true(tmpdir_count(in_folder("wanted")) > 3);
-    for (n = 1;; n++) {
-        int code = 0, whole;
-        pid_t pid = start_moving(in_folder("x"));
-        if (!run_to(pid, n, &code)) {
-            if (code == NO_TRACING) skip();
-            assert_int_equal(code, 0);
-            break;
-        }
-        kill_it(pid);
-        whole = exists(in_folder("x/config.json"));
+    for (n = 1; kill_at(start_moving(in_folder("x")), n); n++) {
+        const int whole = exists(in_folder("x/config.json"));
         if (synth_moved(in_folder("x"), NULL) != (whole ? DSPARK_EINVAL : DSPARK_OK))
             fail_msg("killed at call %zu, whole %d: the next run ends otherwise", n, whole);
         if (!is_like("x", "wanted")) fail_msg("killed at call %zu: not as it is to be", n);
@@ -406,15 +390,9 @@ static void test_moved_and_changed(void **state)
     for (which = 0; which < 2; which++) {
         char first[300] = "";
         for (n = 1; !*first; n++) { /* killed when the first one is in its place */
-            int code = 0;
             const struct dirent *e;
             DIR *d;
-            pid_t pid = start_moving(in_folder("x"));
-            if (!run_to(pid, n, &code)) {
-                if (code == NO_TRACING) skip();
-                fail_msg("no file was moved");
-            }
-            kill_it(pid);
+            assert_true(kill_at(start_moving(in_folder("x")), n));
             d = opendir(in_folder("x"));
             while (d && (e = readdir(d)) != NULL)
                 if (strstr(e->d_name, ".safetensors")) snprintf(first, sizeof first, "x/%.100s", e->d_name);

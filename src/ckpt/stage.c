@@ -101,11 +101,11 @@ static int is_stage_name(const char *name)
     return 0;
 }
 
-/* What a run that died while publishing left in the target is still in its stage too, as the same file, or told
- * of there (moved.h): it goes from both, as long as no config.json has made a checkpoint of the target. Only files that are
- * written into such directories are removed; with anything else inside, it stays. One that is held, or
- * without a lock file, stays as well, unless it is empty: its run died just after it had made or emptied
- * it, or lives and makes another one. 0: no memory. */
+/* What a run that died while publishing left in the target is still in its stage too, as the same file,
+ * or told of there (moved.h): it goes from both, as long as no config.json has made a checkpoint of the
+ * target. Only files that are written into such directories are removed; with anything else inside, it
+ * stays. One that is held, or without a lock file, stays as well, unless it is empty: its run died just
+ * after it had made or emptied it, or lives and makes another one. 0: no memory. */
 static int sweep_stage(int folder, const char *name)
 {
     int inner = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), ok = 1;
