@@ -357,6 +357,47 @@ static void digest_is_of_rows_in_order(void **state)
     free(wide);
 }
 
+static int add_bytes(void *user, uint64_t bytes)
+{
+    *(uint64_t *)user += bytes;
+    return 0;
+}
+
+/* More rows than a piece has: pieces follow each other, and end inside a panel. */
+static void pieces_follow_each_other(void **state)
+{
+    enum { ROWS = 65536 + 2 * 48 + 5, COLUMNS = 6 };
+    uint64_t seed = 78, heard[2];
+    uint16_t *w = malloc((size_t)ROWS * COLUMNS * sizeof *w);
+    char hex[2][33];
+    dspark__merged_linear plain, ml;
+    dspark_error err;
+    (void)state;
+    assert_non_null(w);
+    for (size_t i = 0; i < (size_t)ROWS * COLUMNS; i++) w[i] = (uint16_t)(0x3c00 + next_random(&seed) % 1024);
+    check(dspark__merged_linear_init_even(&plain, "plain", COLUMNS, 1, ROWS, NULL, &err), DSPARK_OK, &err);
+    check(dspark__merged_linear_fill_dense(&plain, 0, w, &err), DSPARK_OK, &err);
+    for (uint32_t n_threads = 1; n_threads <= 2; n_threads++) {
+        dspark__threads *t;
+        dspark__digest digest;
+        uint64_t *bytes = &heard[n_threads - 1];
+        *bytes = 0;
+        check(dspark__threads_create(&t, n_threads, NULL, NULL, &err), DSPARK_OK, &err);
+        dspark__digest_init(&digest);
+        dspark__fill from = {.threads = t, .digest = &digest, .step = add_bytes, .user = bytes};
+        check(dspark__merged_linear_init_even(&ml, "pieces", COLUMNS, 1, ROWS, NULL, &err), DSPARK_OK, &err);
+        check(dspark__merged_linear_fill_rows(&ml, 0, w, COLUMNS * 2, &from, &err), DSPARK_OK, &err);
+        assert_memory_equal(ml.shards[0].codes, plain.shards[0].codes, plain.shards[0].bytes);
+        dspark__digest_hex(&digest, hex[n_threads - 1]);
+        dspark__merged_linear_free(&ml);
+        dspark__threads_free(t);
+    }
+    assert_string_equal(hex[0], hex[1]);
+    assert_true(heard[0] == (uint64_t)ROWS * COLUMNS * 2 && heard[1] == heard[0]);
+    dspark__merged_linear_free(&plain);
+    free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -366,6 +407,7 @@ int main(void)
         cmocka_unit_test(filling_can_be_cancelled),
         cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(digest_is_of_rows_in_order),
+        cmocka_unit_test(pieces_follow_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
