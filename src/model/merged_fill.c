@@ -173,10 +173,16 @@ static void pack_task(void *arg, size_t worker)
     (void)worker;
     bring_unit(job, now);
     while (now.n) {
-        const unit then = take_unit(job); /* whose rows are fetched while the last panel of this one is packed */
-        bring_unit(job, then);
-        for (size_t i = 0, p = now.first; i < now.n; i++, p++)
-            if (!pack_panel(job, p, i + 1 < now.n ? p + 1 : then.n ? then.first : SIZE_MAX)) note_bad(job, (unsigned)p);
+        unit then = {0};
+        for (size_t i = 0, p = now.first; i < now.n; i++, p++) {
+            size_t next = p + 1;
+            if (i + 1 == now.n) { /* not before: who is done first finds more to take */
+                then = take_unit(job);
+                bring_unit(job, then);
+                next = then.n ? then.first : SIZE_MAX;
+            }
+            if (!pack_panel(job, p, next)) note_bad(job, (unsigned)p);
+        }
         drop_unit(job, now);
         now = then;
     }
