@@ -202,6 +202,26 @@ static void test_alloc(void **state)
     if (!SANITIZED) assert_null(dspark__alloc(NULL, SIZE_MAX / 2, 64));
 }
 
+/* What the C library gives again has the pages that it had, small ones: they go, since a page that is there is
+ * never made huge. What was in them goes with them. */
+static void test_alloc_takes_no_old_pages(void **state)
+{
+    const size_t huge = (size_t)2 << 20, bytes = 6 * huge;
+    (void)state;
+    unsigned char *volatile old = malloc(2 * bytes); /* volatile: or the compiler leaves all of this out */
+    free(old); /* from here on glibc keeps blocks of this size */
+    old = malloc(2 * bytes);
+    assert_non_null(old);
+    memset(old, 0xa5, 2 * bytes);
+    assert_int_equal(old[bytes], 0xa5);
+    free(old);
+    unsigned char *p = dspark__alloc(NULL, bytes, 64);
+    assert_non_null(p);
+    for (size_t i = 0; i < bytes; i++)
+        if (p[i] != 0) fail_msg("byte %zu is 0x%02x", i, p[i]);
+    dspark__free(NULL, p, bytes);
+}
+
 /* ---- workspace ----------------------------------------------------------------------------- */
 
 static void test_workspace_total(void **state)
@@ -577,6 +597,7 @@ int main(void)
         cmocka_unit_test(test_utf8),
         cmocka_unit_test(test_checked),
         cmocka_unit_test(test_alloc),
+        cmocka_unit_test(test_alloc_takes_no_old_pages),
         cmocka_unit_test(test_workspace_total),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_threads_call_each_once),
