@@ -204,8 +204,8 @@ int command_bench(int argc, char **argv)
          "context lengths (default 4096; attention 4096,16384,65536)", 0, 0, NULL, NULL},
         {"sequences", ARGS_TEXT, &w.sequences, "N,N,...", "sequences in a batch (default 1)", 0, 0, NULL, NULL},
         {"formats", ARGS_TEXT, &w.formats, "F,F,...",
-         "weights in each format (names as in dspark quantize; bf16: the\n"
-         "checkpoint itself); copies in a temporary folder", 0, 0, NULL, NULL},
+         "weights in each format (names of dspark quantize but fp8; bf16:\n"
+         "a plain checkpoint itself); copies in a temporary folder", 0, 0, NULL, NULL},
         {"cache-dtype", ARGS_TEXT, &w.caches, "D,D,...", "formats of the context's entries (default bf16)", 0, 0,
          NULL, NULL},
         {"target", ARGS_TEXT, &a.target, "DIR",

@@ -111,14 +111,23 @@ static int print_json(const char *in, const char *out, const dspark_quantize_opt
     return out_json(doc);
 }
 
+/* Modules that were quantised before and, not being chosen now, have become bf16. */
+static size_t count_lost(const reports *all, const dspark_quantize_opts *opts)
+{
+    size_t i, n = 0;
+    for (i = 0; i < all->n; i++) n += strcmp(all->list[i].r.format, dspark_format_name(opts->format)) != 0;
+    return n;
+}
+
 static int print_text(const char *out, const dspark_quantize_opts *opts, const reports *all,
                       uint64_t before, uint64_t after, const quantize_compare *compared)
 {
     out_table t;
-    size_t i;
+    size_t i, n_lost = count_lost(all, opts);
     char a[32], b[32], c[32];
-    out_table_init(&t, "lrrrrrr");
+    out_table_init(&t, "llrrrrrr");
     out_table_cell(&t, "module");
+    out_table_cell(&t, "format");
     out_table_cell(&t, "shape");
     out_table_cell(&t, "before");
     out_table_cell(&t, "after");
@@ -128,6 +137,7 @@ static int print_text(const char *out, const dspark_quantize_opts *opts, const r
     for (i = 0; i < all->n; i++) {
         const dspark_quantize_report *r = &all->list[i].r;
         out_table_cell(&t, "%s", r->name);
+        out_table_cell(&t, "%s", r->format);
         out_table_cell(&t, "%llux%llu", (unsigned long long)r->rows, (unsigned long long)r->k);
         out_table_cell(&t, "%s", out_bytes(a, (double)r->bytes_before));
         out_table_cell(&t, "%s", out_bytes(a, (double)r->bytes_after));
@@ -137,11 +147,13 @@ static int print_text(const char *out, const dspark_quantize_opts *opts, const r
     }
     if (out_table_print(&t, 0) != 0) return out_error(EXIT_INTERNAL, "out of memory");
     out_text(stdout, out);
-    printf(": %zu modules in %s", all->n, dspark_format_name(opts->format));
+    printf(": %zu modules in %s", all->n - n_lost, dspark_format_name(opts->format));
     if (opts->format != DSPARK_FORMAT_BF16)
         printf(" (%s, %s scales)", opts->layout == DSPARK_LAYOUT_MODELOPT ? "ModelOpt" : "compressed-tensors",
                opts->scales == DSPARK_SCALES_MSE ? "mse" : "absmax");
     printf(", read back equal\n");
+    if (n_lost)
+        printf("%zu modules that were quantised and are not to be are bf16 now\n", n_lost);
     printf("%s before, %s after, %s %s (%.1f %%)\n", out_bytes(a, (double)before),
            out_bytes(b, (double)after),
            out_bytes(c, before > after ? (double)(before - after) : (double)(after - before)),
@@ -241,11 +253,12 @@ int command_quantize(int argc, char **argv)
          "int4: weights that share a scale, a multiple of 8 (default 128)", 8, 1u << 20, NULL,
          NULL},
         {"ignore", ARGS_TEXTS, &ignore, "P",
-         "keep the modules that P fits: a name, a wildcard (*), or\n"
-         "re:EXPRESSION; may be given many times", 0, 0, NULL, NULL},
+         "keep the modules that P fits, in bf16: a name, a wildcard\n"
+         "(*), or re:EXPRESSION; may be given many times", 0, 0, NULL, NULL},
         {"targets", ARGS_TEXTS, &targets, "P",
-         "quantise only the modules that P fits; may be given many\n"
-         "times (default: all linear layers but kv_b_proj and the heads)", 0, 0, NULL, NULL},
+         "quantise only the modules that P fits, the others become\n"
+         "bf16; may be given many times (default: all linear layers but\n"
+         "kv_b_proj and the heads)", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &threads, "N", "threads (default: all processors)", 1, 1024, NULL,
          NULL},
         {"target", ARGS_TEXT, &how.target, "DIR",

@@ -188,6 +188,51 @@ static void test_inspect_mixed(void **state)
     assert_has(r.out, "quantization_config: compressed-tensors, ");
 }
 
+/* What is quantised and not chosen becomes bf16, and that is said. */
+static void test_what_quantising_again_loses(void **state)
+{
+    json_t *doc = run_json(0, "quantize nv again --format mxfp8 --targets *up_proj --no-compare");
+    const json_t *modules = json_object_get(doc, "modules");
+    size_t i, n_new = 0, n_lost = 0;
+    (void)state;
+    for (i = 0; i < json_array_size(modules); i++) {
+        const json_t *m = json_array_get(modules, i);
+        int chosen = strstr(said_text(m, "name"), "up_proj") != NULL;
+        assert_string_equal(said_text(m, "format"), chosen ? "mxfp8" : "bf16");
+        n_new += (size_t)chosen;
+        n_lost += (size_t)!chosen;
+    }
+    assert_int_equal(n_new, N_LAYERS);
+    assert_int_equal(n_lost, 31);
+    json_decref(doc);
+    cli_result r = run_cli_to(0, "quantize nv againtext --format mxfp8 --targets *up_proj --no-compare");
+    assert_has(r.out, ": 5 modules in mxfp8 (");
+    assert_has(r.out, "31 modules that were quantised and are not to be are bf16 now");
+}
+
+/* Codes that no rule of the config is about are read, and told. */
+static void test_codes_without_a_rule(void **state)
+{
+    char path[800];
+    json_t *doc, *config;
+    (void)state;
+    json_decref(run_json(0, "quantize tiny unruled --format nvfp4 --no-compare"));
+    doc = run_json(0, "inspect unruled");
+    assert_int_equal(json_array_size(json_object_get(doc, "warnings")), 0);
+    json_decref(doc);
+    snprintf(path, sizeof path, "%s/unruled/config.json", cli_folder());
+    config = json_load_file(path, 0, NULL);
+    assert_non_null(config);
+    assert_int_equal(json_object_del(config, "quantization_config"), 0);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+    doc = run_json(0, "inspect unruled");
+    assert_int_equal(json_array_size(json_object_get(doc, "warnings")), 1);
+    assert_has(json_string_value(json_array_get(json_object_get(doc, "warnings"), 0)),
+               "36 linears hold codes that no rule of quantization_config addresses (the first: context_proj)");
+    json_decref(doc);
+}
+
 /* ---- what synth writes ---- */
 
 static double bf16_at(const dspark_tensor *t, uint64_t i)
@@ -431,6 +476,8 @@ int main(void)
         cmocka_unit_test(test_columns_and_groups),
         cmocka_unit_test(test_inspect_one_scale),
         cmocka_unit_test(test_inspect_mixed),
+        cmocka_unit_test(test_what_quantising_again_loses),
+        cmocka_unit_test(test_codes_without_a_rule),
         cmocka_unit_test(test_synth_schemes),
         cmocka_unit_test(test_quantize_compares),
         cmocka_unit_test(test_compare_vllm),

@@ -215,6 +215,10 @@ static void test_lying_heads(void **state)
     l.head.file_bytes++;
     sign_head(&l);
     refused(g, DSPARK_EFORMAT, "it was cut");
+    l = begin(g);
+    l.head.file_bytes -= 64;
+    sign_head(&l);
+    refused(g, DSPARK_EFORMAT, "something follows it");
     const uint64_t offsets[] = {0, 64, g->n, g->n + 64, UINT64_MAX, UINT64_MAX - 767, g->n - 768};
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         l = begin(g);

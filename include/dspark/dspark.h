@@ -929,7 +929,7 @@ typedef enum dspark_layout {
     DSPARK_LAYOUT_MODELOPT = 1 /* fp8-tensor and nvfp4 only */
 } dspark_layout;
 
-/* One module that was quantised, measured on what was read back. */
+/* One module that was quantised, or that was before and is BF16 now; measured on what was read back. */
 typedef struct dspark_quantize_report {
     const char *name;      /* the module: "layers.0.mlp.up_proj" */
     const char *format;    /* dspark_format_name */

@@ -19,6 +19,7 @@
 #include "ckpt/json.h"
 #include "ckpt/names.h"
 #include "ckpt/roster.h"
+#include "quant/parts.h"
 #include "quant/quant_file.h"
 
 #define MAX_PROBLEMS 1000
@@ -613,6 +614,27 @@ static void warn_square(inspector *k)
         dspark__inspect_append(&k->oom, k->warnings, text);
 }
 
+/* Codes are read for what they are when no rule of the config is about them; other programs go by the rule. */
+static void warn_unaddressed(inspector *k)
+{
+    const dspark__quant_module *first = NULL;
+    char text[400];
+    size_t n = 0;
+
+    for (size_t i = 0; i < k->linears.n; i++) {
+        const dspark__quant_module *m = &k->linears.list[i];
+        if (!m->scheme || m->packing.bits >= 16 || dspark__rule_targets(&m->rule)) continue;
+        if (!first) first = m;
+        n++;
+    }
+    if (!first) return;
+    snprintf(text, sizeof text,
+             "%zu linears hold codes that no rule of quantization_config addresses (the first: %s): they are read for "
+             "what they are, other programs may take them for plain weights",
+             n, first->name);
+    dspark__inspect_append(&k->oom, k->warnings, dspark__inspect_text(text));
+}
+
 static dspark_status inspect_path(inspector *k, dspark_error *err)
 {
     dspark_status st;
@@ -628,6 +650,7 @@ static dspark_status inspect_path(inspector *k, dspark_error *err)
                                                  k->doc ? &k->doc->config : NULL);
         if (!k->tensors) k->oom = 1;
         if (k->doc) warn_square(k);
+        warn_unaddressed(k);
         if (!k->oom && k->opts->deep && (st = read_deep(k, err)) != DSPARK_OK) return st;
     }
     if (!k->reason[0])

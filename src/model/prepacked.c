@@ -85,8 +85,9 @@ static dspark_status check_file(dspark__prepacked *p, dspark_error *err)
         return dspark__fail(err, DSPARK_EFORMAT, p->path, "the head names parts 0x%x: expected 0x1, 0x3 or 0x7",
                             h->parts);
     if (h->file_bytes != p->size)
-        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the file has %zu bytes, and its head says %llu: it was cut",
-                            p->size, (unsigned long long)h->file_bytes);
+        return dspark__fail(err, DSPARK_EFORMAT, p->path, "the file has %zu bytes, and its head says %llu: %s", p->size,
+                            (unsigned long long)h->file_bytes,
+                            p->size < h->file_bytes ? "it was cut" : "something follows it");
     const uint64_t table = (uint64_t)h->n_sections * DSPARK__SECTION_BYTES;
     if (h->table_offset < DSPARK__HEAD_BYTES || !dspark__add_u64(h->table_offset, table, &end) ||
         end != p->size)

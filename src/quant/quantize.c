@@ -219,7 +219,8 @@ static dspark_status compare_all(dspark__quantize_work *w, const dspark__quantiz
     dspark_status st = reader_open(&r, path, err);
     for (size_t i = 0; st == DSPARK_OK && i < p->modules.n; i++) {
         const dspark__qm *m = &p->list[i];
-        dspark_quantize_report report = {m->file->name, dspark__format_name(opts->format), m->rows,
+        const dspark_format format = m->kind == DSPARK__QM_DENSE ? DSPARK_FORMAT_BF16 : opts->format;
+        dspark_quantize_report report = {m->file->name, dspark__format_name(format), m->rows,
                                          m->k, m->bytes_before, m->bytes_after, 0, 0, 0};
         n_tensors += m->n_outputs;
         for (uint32_t o = 0; st == DSPARK_OK && o < m->n_outputs; o++)
@@ -227,9 +228,7 @@ static dspark_status compare_all(dspark__quantize_work *w, const dspark__quantiz
                 st = compare_copy(w, m, &m->outputs[o], &r, err);
         if (st != DSPARK_OK || m->kind == DSPARK__QM_COPY) continue;
         st = compare_weight(w, m, &r, &report, err);
-        if (st == DSPARK_OK && opts->report &&
-            (m->kind == DSPARK__QM_QUANTISE || opts->format == DSPARK_FORMAT_BF16))
-            opts->report(opts->report_user, &report);
+        if (st == DSPARK_OK && opts->report) opts->report(opts->report_user, &report);
     }
     if (st == DSPARK_OK && n_tensors != dspark__checkpoint_count(r.ckpt))
         st = dspark__fail(err, DSPARK_EINTERNAL, path, "%zu tensors were written, %zu read back",
