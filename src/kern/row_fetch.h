@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-enum { STRIPE = 64 }; /* bytes: of a digest, and of a line */
+enum { STRIPE = 64, PIECE = 64 }; /* bytes, of a digest and of a line; stripes of a row that are fetched together */
 
 typedef struct fetch {
     const char *at;    /* the first row's piece; NULL: nothing */
@@ -23,6 +23,18 @@ DSPARK__INLINE fetch begin_fetch(const void *at, size_t n_bytes, size_t stride, 
     fetch f = {.at = at, .stride = stride, .n = (n_bytes + (uintptr_t)at % STRIPE + STRIPE - 1) / STRIPE};
     f.a_time = (f.n * 16 + n_stripes - 1) / n_stripes;
     return f;
+}
+
+/* While stripes from .. end of n_stripes, a piece or the last one, are packed: the piece behind them, or that of
+ * the next panel. */
+DSPARK__INLINE fetch fetch_behind(const dspark__pack_digest *p, size_t from, size_t end, size_t n_stripes,
+                                  size_t piece)
+{
+    const size_t left = n_stripes - end;
+    const unsigned char *rows = p->rows;
+    if (left) return begin_fetch(rows + end * STRIPE, (left < piece ? left : piece) * STRIPE, p->stride, end - from);
+    if (p->next) return begin_fetch(p->next, piece * STRIPE, p->stride, end - from);
+    return (fetch){0};
 }
 
 DSPARK__INLINE void fetch_lines(fetch *f)

@@ -7,7 +7,6 @@
 
 enum {
     BLOCK = 16,    /* stripes from one scramble to the next */
-    PIECE = 64,    /* stripes of a row that are fetched together */
     HALF = 32      /* bytes of a stripe in a register */
 };
 
@@ -138,12 +137,7 @@ int dspark__pack_digest__avx2(const dspark__pack_digest *p)
     const size_t n_pieces = (n_stripes + PIECE - 1) / PIECE, piece = (n_stripes + n_pieces - 1) / n_pieces;
     for (size_t from = 0; from < n_stripes; from += piece) {
         const size_t end = n_stripes - from < piece ? n_stripes : from + piece;
-        fetch f = {0};
-        if (end < n_stripes)
-            f = begin_fetch(rows + end * STRIPE, (n_stripes - end < piece ? n_stripes - end : piece) * STRIPE,
-                            p->stride, end - from);
-        else if (p->next)
-            f = begin_fetch(p->next, piece * STRIPE, p->stride, end - from);
+        fetch f = fetch_behind(p, from, end, n_stripes, piece);
         for (size_t s = from; s < end; s++) {
             pack_stripe(p->panel + s * 2 * SIDE * DSPARK__PANEL * 2, rows + s * STRIPE, p->stride,
                         secret + 8 * (s % BLOCK), lanes, &f, &most);

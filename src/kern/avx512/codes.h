@@ -81,9 +81,8 @@ DSPARK__INLINE void decode_runs(const decode_job *job, lookup kind, dspark__code
         const uint8_t *row = job->scales + group / block * DSPARK__PANEL;
         n = block - group % block < left ? block - group % block : left;
         _mm_prefetch((const char *)row + SCALES_AHEAD, _MM_HINT_T0);
-        int is_fast = scale == DSPARK__CODE_OFFSET
-                          ? kind == NIBBLES && signed_scales_within(row, fast.low, fast.high)
-                          : scales_within(row, (uint32_t)fast.low, (uint32_t)fast.high);
+        int is_fast = (scale != DSPARK__CODE_OFFSET || kind == NIBBLES) &&
+                      bytes_within(row, DSPARK__PANEL, fast.low, fast.high);
         if (scale == DSPARK__CODE_E8M0 && is_fast && fast.how == EXPONENT_FINITE) {
             s = scales_exponent(row, REGISTERS);
             expand(w, codes, &nibbles, &bytes, &s, n, kind, EXPONENT_FINITE, 0);

@@ -247,32 +247,15 @@ DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot
     if (is_scaled(how)) change_powers(s, &under, NULL, c->tables, n_rows, how);
 }
 
-/* Are n bytes all within low .. high, whether these are signed or not? */
-DSPARK__INLINE int bytes_within(const uint8_t *bytes, size_t n, int low, int high)
-{
-    const __m512i least = _mm512_set1_epi8((char)low);
-    __m512i most = _mm512_setzero_si512();
-    if (low > high) return 0;
-    for (size_t i = 0; i < n; i += 64) {
-        __mmask64 m = n - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (n - i)) - 1;
-        __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(m, bytes + i), least);
-        most = _mm512_mask_max_epu8(most, m, most, b);
-    }
-    return _mm512_cmpgt_epu8_mask(most, _mm512_set1_epi8((char)(high - low))) == 0;
-}
-
 /* How many rows of scales from here on have the fast way, counted up to CHECKED and the end. All of them at
  * once is the usual case: one by one they took 3 % of nvfp4's product with one row. */
 DSPARK__INLINE size_t count_fast(const uint8_t *row, const fast_scales *fast, size_t n_groups,
-                                 size_t block, way how)
+                                 size_t block)
 {
     size_t n = 0, most = (n_groups + block - 1) / block;
     if (most > CHECKED) most = CHECKED;
     if (bytes_within(row, most * DSPARK__PANEL, fast->low, fast->high)) return most;
-    for (; n < most; n++, row += DSPARK__PANEL)
-        if (!(how == NIBBLES_INTEGER ? signed_scales_within(row, fast->low, fast->high)
-                                     : scales_within(row, (uint32_t)fast->low, (uint32_t)fast->high)))
-            break;
+    while (n < most && bytes_within(row + n * DSPARK__PANEL, DSPARK__PANEL, fast->low, fast->high)) n++;
     return n;
 }
 
@@ -335,7 +318,7 @@ DSPARK__INLINE void multiply(const dot_job *job, size_t n_rows, way how)
             size_t most = (end < n_groups ? end : n_groups) - group;
             n = most;
             if (rows && most > 0) {
-                size_t n_fast = tame ? count_fast(c.row, &job->fast, most, block, how) : 0;
+                size_t n_fast = tame ? count_fast(c.row, &job->fast, most, block) : 0;
                 n = n_fast * block < most ? n_fast * block : most;
             }
             if (n > 0) {

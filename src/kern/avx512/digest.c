@@ -70,8 +70,6 @@ void dspark__digest_rows__avx512(unsigned char (*digests)[16], const void *rows,
 
 /* ---- while they are packed ---- */
 
-enum { PIECE = 64 }; /* stripes of a row that are fetched together */
-
 /* Where stripes lie across lines, a line is read once, whole, and its second half kept for the next stripe: the
  * same places of 48 rows are too many for the first-level cache when the rows are a round number of bytes long. */
 typedef struct halves {
@@ -137,12 +135,7 @@ int dspark__pack_digest__avx512(const dspark__pack_digest *p)
     const size_t n_pieces = (n_stripes + PIECE - 1) / PIECE, piece = (n_stripes + n_pieces - 1) / n_pieces;
     for (size_t from = 0; from < n_stripes; from += piece) {
         const size_t end = n_stripes - from < piece ? n_stripes : from + piece;
-        fetch f = {0};
-        if (end < n_stripes)
-            f = begin_fetch(rows + end * STRIPE, (n_stripes - end < piece ? n_stripes - end : piece) * STRIPE,
-                            p->stride, end - from);
-        else if (p->next)
-            f = begin_fetch(p->next, piece * STRIPE, p->stride, end - from);
+        fetch f = fetch_behind(p, from, end, n_stripes, piece);
         for (size_t s = from; s < end; s++) {
             uint16_t *to = p->panel + s * SQUARE_PAIRS * DSPARK__PANEL * 2;
             const __m512i key = _mm512_loadu_si512(secret + 8 * (s % BLOCK));

@@ -267,21 +267,18 @@ DSPARK__INLINE table_range range_of(const uint16_t *table, size_t n)
                          special == 0};
 }
 
-/* Are all 48 scale bytes within low .. high? */
-DSPARK__INLINE int scales_within(const uint8_t *scales, uint32_t low, uint32_t high)
+/* Are n bytes all within low .. high, whether these are signed or not? */
+DSPARK__INLINE int bytes_within(const uint8_t *bytes, size_t n, int low, int high)
 {
-    const __mmask64 all = ((__mmask64)1 << DSPARK__PANEL) - 1;
+    const __m512i least = _mm512_set1_epi8((char)low);
+    __m512i most = _mm512_setzero_si512();
     if (low > high) return 0;
-    __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(all, scales), _mm512_set1_epi8((char)low));
-    return _mm512_mask_cmpgt_epu8_mask(all, b, _mm512_set1_epi8((char)(high - low))) == 0;
-}
-
-DSPARK__INLINE int signed_scales_within(const uint8_t *scales, int low, int high)
-{
-    const __mmask64 all = ((__mmask64)1 << DSPARK__PANEL) - 1;
-    __m512i b = _mm512_maskz_loadu_epi8(all, scales);
-    return (_mm512_mask_cmplt_epi8_mask(all, b, _mm512_set1_epi8((char)low)) |
-            _mm512_mask_cmpgt_epi8_mask(all, b, _mm512_set1_epi8((char)high))) == 0;
+    for (size_t i = 0; i < n; i += 64) {
+        __mmask64 m = n - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (n - i)) - 1;
+        __m512i b = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(m, bytes + i), least);
+        most = _mm512_mask_max_epu8(most, m, most, b);
+    }
+    return _mm512_cmpgt_epu8_mask(most, _mm512_set1_epi8((char)(high - low))) == 0;
 }
 
 /* The byte scales for which the fast way of a scale and a table is exact; empty: low > high. */
