@@ -19,7 +19,8 @@ import ctypes as C
 import os
 import sys
 
-from side_by_side import SLOTS, Dspark, Table, add_arguments, import_numpy, measure, parse, skip, to_bf16
+from side_by_side import (SLOTS, Dspark, Flush, Table, add_arguments, import_numpy, measure, parse, skip,
+                          to_bf16)
 
 TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30, "mxfp4": 39, "nvfp4": 40}  # enum ggml_type
 F32 = 0
@@ -127,7 +128,7 @@ def main():
     print(f"[n, {hidden}] x [{hidden}, {n_out}] of {a.type} ({n_bytes / 1e6:.1f} MB) by ggml {ggml.version}; "
           f"libdspark {ours.version}, {ours.isa}, its one pass; {a.threads} threads, cold weights, medians of {a.reps}")
 
-    buffer = np.zeros(a.flush_mb << 17)
+    flush = Flush(a.flush_mb)
     table = Table(a.threads, {"ggml / onepass": lambda m: m["ggml"] / m["dspark onepass"]})
     taps, state = np.zeros(ours.tap_values, np.uint16), np.zeros(hidden, np.uint16)
     awake, _ = ggml.product(other, np.ones((1, hidden), np.float32), n_out)
@@ -146,7 +147,7 @@ def main():
         contenders = {"ggml": lambda: run(graph),
                       "dspark onepass": lambda: ours.run("onepass", n, states.ctypes.data, positions.ctypes.data,
                                                          slots.ctypes.data)}
-        times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
+        times = measure(contenders, (), a.reps, flush, a.settle_ms / 1e3, wake)
         table.add(n, times)
     table.write(a.csv)
 

@@ -18,7 +18,8 @@ import glob
 import os
 import sys
 
-from side_by_side import SLOTS, Dspark, Table, add_arguments, import_numpy, measure, parse, skip, to_bf16
+from side_by_side import (SLOTS, Dspark, Flush, Table, add_arguments, import_numpy, measure, parse, skip,
+                          to_bf16)
 
 BF16, QUERY_WEIGHTS_MD = 2, 131  # of dnnl_types.h
 ARG_SRC, ARG_DST, ARG_WEIGHTS = 1, 17, 33
@@ -190,7 +191,7 @@ def main():
           f"its one pass; {a.threads} threads, cold weights, medians of {a.reps}")
 
     rng = np.random.default_rng(3)
-    weights, buffer = random_weights(rng, n_out, hidden), np.zeros(a.flush_mb << 17)
+    weights, flush = random_weights(rng, n_out, hidden), Flush(a.flush_mb)
     table = Table(a.threads, {"best GEMM / onepass": best_over_onepass})
     wake = wakers(dnn, torch, ours, rng, n_out)
     for n in sizes:
@@ -198,7 +199,7 @@ def main():
         positions = np.arange(1000, 1000 + n, dtype=np.int64)
         slots = rng.permutation(SLOTS)[:n].astype(np.int64)
         contenders = contenders_of(dnn, torch, ours, x, weights, positions, slots)
-        times = measure(contenders, (), a.reps, lambda: np.add(buffer, 1.0, out=buffer), a.settle_ms / 1e3, wake)
+        times = measure(contenders, (), a.reps, flush, a.settle_ms / 1e3, wake)
         table.add(n, times)
     table.write(a.csv)
 

@@ -19,7 +19,7 @@ import math
 import os
 import sys
 
-from side_by_side import SLOTS, Dspark, Table, add_arguments, measure, parse, skip
+from side_by_side import SLOTS, Dspark, Flush, Table, add_arguments, measure, parse, skip
 
 
 def import_torch():
@@ -141,17 +141,6 @@ class TorchContext:
 
 
 # ---- measuring -----------------------------------------------------------------------------------
-
-
-class Flush:
-    """Streams through a buffer larger than the last-level cache, on all threads."""
-
-    def __init__(self, megabytes):
-        self.buffer = torch.zeros(megabytes << 17, dtype=torch.float64) if megabytes else None
-
-    def __call__(self):
-        if self.buffer is not None:
-            self.buffer.add_(1.0)
 
 
 def run_ours(ours, path, x, positions, slots):

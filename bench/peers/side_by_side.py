@@ -175,6 +175,17 @@ def to_bf16(x):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+class Flush:
+    """Empties the caches by reading a larger buffer. It only reads: lines that were written would have to go back to
+    memory while the next contender runs."""
+
+    def __init__(self, megabytes):
+        self.buffer = bytearray(b"\1") * (megabytes << 20)
+
+    def __call__(self):
+        self.buffer.find(0)  # it is not there
+
+
 def measure(contenders, args, reps, flush, settle, wake=None):
     """Seconds of every call, by name. flush() empties the caches; in settle seconds threads that still spin for the
     contender before fall asleep; wake[name]() then runs its own threads once on something else, untimed: in use
