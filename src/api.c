@@ -504,3 +504,11 @@ dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n
     if (n_bytes < 64) return dspark__fail(err, DSPARK_EINVAL, "n_bytes", "%zu, expected 64 or more", n_bytes);
     return dspark__probe_read(n_threads, buffer, n_bytes, seconds, gbytes_per_s, err);
 }
+
+dspark_status dspark_context_probe(dspark_context *ctx, double seconds, double *gflops, dspark_error *err)
+{
+    dspark__error_clear(err);
+    if (!ctx || !gflops) return dspark__fail_null(err, "context or gflops");
+    *gflops = dspark__probe_window(&ctx->kern, ctx->threads, seconds);
+    return DSPARK_OK;
+}

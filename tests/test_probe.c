@@ -1,15 +1,19 @@
 /* The probes of the machine's limits: every size and number of threads gives a number, no byte behind the buffer is
  * touched, wrong arguments are named. What the numbers are is not tested. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "dspark/dspark.h"
+#include "support/fixture.h"
 #include "support/guard.h"
+#include "support/oom.h"
 
 static void test_read_stays_inside(void **state)
 {
@@ -47,6 +51,61 @@ static void test_compute(void **state)
     }
 }
 
+/* One after the other on the calling thread: all but the first begin when the window is over. */
+static void run_in_turn(void *user, void (*task)(void *context, size_t i), void *context, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; i++) task(context, i);
+    *(size_t *)user = n;
+}
+
+/* The context's own threads, in whatever number; the context works on as before. */
+static void test_beside_a_call(void **state)
+{
+    static const uint32_t threads[] = {1, 2, 3, 40};
+    static const double seconds[] = {-1, 0, 5e-5, NAN};
+    size_t n_tasks = 0, t, i;
+    dspark_parallel host = {&n_tasks, run_in_turn};
+    dspark_context_opts opts;
+    dspark_context *ctx;
+    dspark_error err = {0};
+    host_cache want, got;
+    fixture f;
+    (void)state;
+    open_fixture(&f, NULL, 0);
+    reference_run(&f, &want, DSPARK_CACHE_BF16, 40);
+    for (t = 0; t < sizeof threads / sizeof *threads; t++) {
+        ctx = open_context(&f, DSPARK_ISA_AUTO, threads[t], DSPARK_PATH_ONEPASS, 0);
+        for (i = 0; i < sizeof seconds / sizeof *seconds; i++) {
+            double gflops = -1;
+            oom_count_start();
+            check(dspark_context_probe(ctx, seconds[i], &gflops, &err), DSPARK_OK, &err);
+            assert_int_equal(oom_stop(), 0);
+            assert_true(gflops > 0 && gflops < 1e6);
+        }
+        open_cache(&got, &f, DSPARK_CACHE_BF16);
+        run_rows(ctx, &f, &got, 40, 40);
+        assert_memory_equal(got.memory, want.memory, want.bytes);
+        free(got.memory);
+        dspark_context_free(ctx);
+    }
+    free(want.memory);
+    dspark_context_opts_init(&opts);
+    opts.parallel = &host;
+    opts.n_threads = 1000; /* no more tasks than processors: the others could not add to it */
+    check(dspark_context_create(&ctx, f.model, &opts, &err), DSPARK_OK, &err);
+    for (i = 0; i < 2; i++) {
+        double gflops = -1;
+        check(dspark_context_probe(ctx, 0, &gflops, &err), DSPARK_OK, &err);
+        assert_true(gflops > 0);
+        assert_true(n_tasks < 1000);
+    }
+    assert_int_equal(dspark_context_probe(ctx, 0, NULL, &err), DSPARK_EINVAL);
+    assert_int_equal(dspark_context_probe(NULL, 0, (double[]){0}, &err), DSPARK_EINVAL);
+    dspark_context_free(ctx);
+    close_fixture(&f);
+}
+
 static void test_arguments(void **state)
 {
     unsigned char bytes[64] = {0};
@@ -63,6 +122,7 @@ static void test_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read_stays_inside), cmocka_unit_test(test_compute), cmocka_unit_test(test_arguments)};
+        cmocka_unit_test(test_read_stays_inside), cmocka_unit_test(test_compute),
+        cmocka_unit_test(test_beside_a_call), cmocka_unit_test(test_arguments)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -992,6 +992,12 @@ DSPARK_API dspark_status dspark_probe_compute(dspark_isa isa, uint32_t n_threads
 DSPARK_API dspark_status dspark_probe_read(uint32_t n_threads, const void *buffer, size_t n_bytes,
                                            double seconds, double *gbytes_per_s,
                                            dspark_error *err);
+/* The same arithmetic by the context's own threads, GFLOP/s during the next `seconds` (taken as 20 us to 1 s):
+ * what they could do at this moment, not the best of several. Right before and after a call it tells whether each
+ * of them had a processor to itself: two that share one show half. Touches no memory but the stack, so
+ * caches stay as they are. Allocates nothing; like dspark_context_run, not while the context is in use. */
+DSPARK_API dspark_status dspark_context_probe(dspark_context *ctx, double seconds, double *gflops,
+                                              dspark_error *err);
 
 #ifdef __cplusplus
 }

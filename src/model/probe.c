@@ -14,6 +14,9 @@
 #define MAX_ROUNDS 64
 #define MIN_ROUNDS 3
 #define PIECE ((size_t)2 << 20)     /* one huge page where the caller's buffer lies in such */
+#define SHORTEST 20e-6              /* seconds of a window, and of the chunks that fill it */
+#define LONGEST 1.0
+#define LATE 0.05                   /* of a window */
 
 static double now(void)
 {
@@ -140,4 +143,47 @@ dspark_status dspark__probe_read(uint32_t n_threads, const void *buffer, size_t 
     free(p.work);
     dspark__threads_free(threads);
     return DSPARK_OK;
+}
+
+/* ---- beside a call ---- */
+
+typedef struct window {
+    double (*compute)(uint64_t iterations);
+    uint64_t iterations;
+    double start, end;
+    atomic_uint_fast64_t kflops; /* a second, of all threads */
+} window;
+
+/* Who begins late did less, and who never came did nothing: of two threads on one processor that is half. Being
+ * called takes a microsecond or two, which is no lateness. */
+static void fill_window(void *arg, size_t i)
+{
+    window *w = arg;
+    double work = 0, first = now(), t = first;
+    if (i && t >= w->end) return;
+    do {
+        work += w->compute(w->iterations);
+        t = now();
+    } while (t < w->end);
+    if (first - w->start > LATE * (w->end - w->start)) first = w->start;
+    atomic_fetch_add(&w->kflops, (uint_fast64_t)(work / (t - first) * 1e-3));
+}
+
+double dspark__probe_window(const dspark__kern *kern, dspark__threads *threads, double seconds)
+{
+    const uint32_t n = dspark__threads_count(threads), available = dspark__threads_available();
+    window w = {.compute = kern->probe_flops, .iterations = 16};
+    double t;
+    if (!(seconds >= SHORTEST)) seconds = SHORTEST;
+    if (seconds > LONGEST) seconds = LONGEST;
+    do { /* chunks that the clock can tell, many to a window */
+        w.iterations *= 2;
+        t = now();
+        w.compute(w.iterations);
+        t = now() - t;
+    } while (t < SHORTEST / 2 && w.iterations < (uint64_t)1 << 40);
+    w.start = now();
+    w.end = w.start + seconds;
+    dspark__threads_run(threads, fill_window, &w, n < available ? n : available);
+    return (double)atomic_load(&w.kflops) * 1e-6;
 }
