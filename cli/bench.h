@@ -1,7 +1,8 @@
 /* What a measurement of `dspark bench` is. A report has runs (one number of threads, one instruction set, one
  * pair of probes), a run has rows (one stage at one size). bench.c reads the command line; bench_context.c,
- * bench_draft.c, bench_load.c and bench_growth.c measure; bench_run.c and bench_machine.c keep the limits and
- * judge; bench_report.c prints; bench_plot.c draws through bench_chart.c. */
+ * bench_draft.c, bench_load.c and bench_growth.c measure, the first two with bench_watch.c beside each call;
+ * bench_run.c and bench_machine.c keep the limits and judge; bench_report.c prints; bench_plot.c draws through
+ * bench_chart.c. */
 #ifndef DSPARK_CLI_BENCH_H
 #define DSPARK_CLI_BENCH_H
 
@@ -72,12 +73,16 @@ typedef struct bench_row {
     int warm;            /* BENCH_BY_SUM: those rows are hot */
     uint64_t n_repeats;
     uint64_t n_outliers; /* repeats that took more than twice the median */
+    uint64_t n_disturbed; /* tries beside which the threads were not all there (bench_watch.h) */
+    uint64_t n_left;     /* those among the repeats; 0 unless they were too many to be left out */
     double best, p50, p99;
     double flops;        /* of one call */
     double bytes;        /* weights, inputs, entries and outputs of one call, each once */
     double weight_bytes; /* 0 = none, or not told apart */
     double limit_gbs;    /* what bytes are held against: reads between the repeats where there are any */
-    double roofline;     /* max(bytes / limit_gbs, flops / compute probe); 0 without a limit */
+    int watched;         /* limit_gflops comes from probes beside its calls */
+    double limit_gflops; /* what flops are held against: those, or the run's */
+    double roofline;     /* max(bytes / limit_gbs, flops / limit_gflops); 0 without a limit */
     double ratio;        /* to another row, see ratio_key; 0 = nothing to compare */
     const char *ratio_key;
     double byte_share;   /* ratio over (weight bytes of bf16 / of the format); 0 = unknown */
@@ -97,6 +102,7 @@ typedef struct bench_run {
     uint32_t n_threads;
     dspark_isa isa;
     double compute_gflops[2], read_gbs[2]; /* before, after */
+    double best_gflops;   /* that so many threads have shown in this report */
     double copy_gbs[2], fresh_gbs[2]; /* into memory that was used before, or that is new; 0 = not asked for */
     bench_hot hot[BENCH_MAX_HOT];
     size_t n_hot;
@@ -228,15 +234,17 @@ int bench_read_steal(double *steal, double *total);
 /* Of one minute; negative when unknown. */
 double bench_read_load(void);
 uint32_t bench_read_processors(void);
+/* Of them those that this process may use. */
+uint32_t bench_read_available(void);
 /* Largest resident size so far, and forgetting it; 0 when the system does not tell. */
 uint64_t bench_read_peak(void);
 void bench_reset_peak(void);
 
 /* Why figures of a run should not be trusted; no reasons when they may be. */
-#define BENCH_MAX_REASONS (BENCH_MAX_HOT + 6)
+#define BENCH_MAX_REASONS (BENCH_MAX_HOT + 7)
 typedef struct bench_verdict {
     size_t n_reasons;
-    char reasons[BENCH_MAX_REASONS][128];
+    char reasons[BENCH_MAX_REASONS][192];
 } bench_verdict;
 void bench_judge(const bench_report *r, const bench_run *run, bench_verdict *verdict);
 

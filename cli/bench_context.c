@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "bench.h"
+#include "bench_watch.h"
 #include "dump.h"
 #include "out.h"
 
@@ -304,33 +305,83 @@ static void fill_ratios(const job *j, bench_row *rows)
     }
 }
 
-static dspark_status measure_row(job *j, bench_run *run, uint64_t n, dspark_error *err)
+/* One lane's turns within a row. */
+typedef struct turn {
+    job *j;
+    bench_run *run;
+    const lane *lane;
+    uint64_t n;
+    int cold;
+    double times[BENCH_MAX_REPEATS];
+    bench_watch watch;
+} turn;
+
+static dspark_status prepare_turn(void *user, double *gbs, dspark_error *err)
 {
-    static double times[MAX_LANES][BENCH_MAX_REPEATS], reads[BENCH_MAX_REPEATS];
-    const int cold = row_is_cold(j, n);
-    double started = out_clock(), seconds;
+    turn *t = user;
+    return prepare(t->j, t->run, t->cold, t->lane, gbs, err);
+}
+
+static dspark_status run_turn(void *user, size_t i, dspark_error *err)
+{
+    turn *t = user;
+    return run_lane(t->j, t->lane, t->n, &t->times[i], err);
+}
+
+/* Of each repeat the median over the lanes, of those the median. */
+static double median_reads(const turn *turns, size_t n_lanes)
+{
+    static double reads[BENCH_MAX_REPEATS];
+    double gbs[MAX_LANES];
+    size_t i, k;
+    for (i = 0; i < turns->watch.n; i++) {
+        for (k = 0; k < n_lanes; k++) gbs[k] = turns[k].watch.samples[i].read_gbs;
+        reads[i] = bench_median(gbs, n_lanes);
+    }
+    return bench_median(reads, turns->watch.n);
+}
+
+static dspark_status time_turns(job *j, turn *turns, dspark_error *err)
+{
+    double started = out_clock(), seconds_again = bench_seconds_again(j->args), gbs;
     uint64_t repeat, n_repeats;
-    size_t k, n_reads = 0, first = run->n_rows;
+    size_t k;
     dspark_status st = DSPARK_OK;
     for (k = 0; st == DSPARK_OK && k < j->n_lanes; k++) { /* warm-up */
-        st = prepare(j, run, cold, &j->lanes[k], &reads[0], err);
-        if (st == DSPARK_OK) st = run_lane(j, &j->lanes[k], n, &seconds, err);
+        st = prepare_turn(&turns[k], &gbs, err);
+        if (st == DSPARK_OK) st = run_turn(&turns[k], 0, err);
     }
     n_repeats = bench_choose_repeats(j->args, out_clock() - started);
+    for (k = 0; k < j->n_lanes; k++)
+        bench_watch_begin(&turns[k].watch, turns->run, (size_t)n_repeats, &seconds_again);
     for (repeat = 0; st == DSPARK_OK && repeat < n_repeats; repeat++) {
-        double gbs[MAX_LANES];
         /* Another order each time, so that no stage always follows the same one. */
         for (k = 0; st == DSPARK_OK && k < j->n_lanes; k++) {
-            size_t i = (size_t)((repeat + k) % j->n_lanes);
-            st = prepare(j, run, cold, &j->lanes[i], &gbs[k], err);
-            if (st == DSPARK_OK) st = run_lane(j, &j->lanes[i], n, &times[i][repeat], err);
+            turn *t = &turns[(repeat + k) % j->n_lanes];
+            const bench_call call = {prepare_turn, run_turn, t, t->lane->context};
+            st = bench_watch_repeat(&t->watch, &call, err);
             if (st == DSPARK_OK && progress_update(&j->bar, j->done * 1000 + repeat * 1000 / n_repeats,
                                                    j->steps * 1000))
                 st = out_check_interrupt(err);
         }
-        if (cold && st == DSPARK_OK) reads[n_reads++] = bench_median(gbs, j->n_lanes);
     }
-    if (st != DSPARK_OK) return st;
+    return st;
+}
+
+static dspark_status measure_row(job *j, bench_run *run, uint64_t n, dspark_error *err)
+{
+    static turn turns[MAX_LANES]; /* large; one row at a time */
+    const int cold = row_is_cold(j, n);
+    size_t k, first = run->n_rows;
+    dspark_status st;
+    for (k = 0; k < j->n_lanes; k++) {
+        turns[k].j = j;
+        turns[k].run = run;
+        turns[k].lane = &j->lanes[k];
+        turns[k].n = n;
+        turns[k].cold = cold;
+    }
+    if ((st = time_turns(j, turns, err)) != DSPARK_OK) return st;
     for (k = 0; k < j->n_lanes; k++) {
         const lane *l = &j->lanes[k];
         bench_row *row = bench_run_add(run, stage_names[l->stage]);
@@ -341,10 +392,11 @@ static dspark_status measure_row(job *j, bench_run *run, uint64_t n, dspark_erro
             row->format = dspark_format_name(l->format);
             row->weight_bytes = l->weight_bytes;
         }
-        bench_row_times(row, times[k], (size_t)n_repeats);
+        bench_row_times(row, turns[k].times, bench_watch_choose(&turns[k].watch, turns[k].times));
+        bench_watch_fill(&turns[k].watch, row);
         row->limit = is_cold(j, l, n) ? BENCH_BY_READ : BENCH_BY_HOT;
         row->hot = l->hot;
-        if (cold) row->limit_gbs = bench_median(reads, n_reads);
+        if (cold) row->limit_gbs = median_reads(turns, j->n_lanes);
         fill_work(j, l, n, row);
     }
     fill_ratios(j, &run->rows[first]);

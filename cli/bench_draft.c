@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "bench.h"
+#include "bench_watch.h"
 #include "drafting.h"
 #include "out.h"
 
@@ -193,43 +194,80 @@ static dspark_status draft_once(const rig *g, size_t sequences, dspark_error *er
     return st;
 }
 
-/* Times of all stages and, last, of the block. */
+/* Times of all stages and, last, of the block; of a call of the context's only the first. */
 typedef struct timed {
+    rig *g;
+    size_t sequences;
+    const dspark_batch *batch; /* of the context; NULL: a block */
+    void *states;              /* of a batch of taps */
     double stages[DRAFTING_STAGES + 1][MAX_REPEATS];
-    size_t n;
-    double read_gbs; /* between the repeats; 0 = none */
+    size_t n;                  /* repeats */
     dspark_draft_times last;
+    bench_watch watch;
 } timed;
+
+static dspark_status prepare_timed(void *user, double *gbs, dspark_error *err)
+{
+    return prepare(((timed *)user)->g, gbs, err);
+}
+
+static dspark_status run_block(void *user, size_t i, dspark_error *err)
+{
+    timed *t = user;
+    size_t k;
+    dspark_status st = draft_once(t->g, t->sequences, err);
+    if (st != DSPARK_OK) return st;
+    t->last = dspark_drafter_times(t->g->drafter);
+    for (k = 0; k < DRAFTING_STAGES; k++) t->stages[k][i] = (double)*drafting_stage(&t->last, k) * 1e-9;
+    t->stages[k][i] = (double)t->last.total * 1e-9;
+    return DSPARK_OK;
+}
+
+static dspark_status run_context(void *user, size_t i, dspark_error *err)
+{
+    timed *t = user;
+    dspark_context *context = dspark_drafter_context(t->g->drafter);
+    const double t0 = out_clock();
+    dspark_status st = t->states
+                           ? dspark_context_states(context, t->batch, t->states, err)
+                           : dspark_context_run(context, t->batch, dspark_cache_get_view(t->g->cache), NULL, err);
+    t->stages[0][i] = out_clock() - t0;
+    return st;
+}
+
+/* Repeat what t says. */
+static dspark_status time_calls(timed *t, dspark_error *err)
+{
+    rig *g = t->g;
+    const bench_call call = {prepare_timed, t->batch ? run_context : run_block, t,
+                             dspark_drafter_context(g->drafter)};
+    double started = out_clock(), seconds_again = bench_seconds_again(g->args), gbs;
+    size_t i;
+    dspark_status st = prepare_timed(t, &gbs, err);
+    if (st == DSPARK_OK) st = call.run(t, 0, err); /* the first one warms up */
+    t->n = (size_t)bench_choose_repeats(g->args, out_clock() - started);
+    if (t->n > MAX_REPEATS) t->n = MAX_REPEATS;
+    bench_watch_begin(&t->watch, g->run, t->n, &seconds_again);
+    for (i = 0; st == DSPARK_OK && i < t->n; i++) {
+        st = bench_watch_repeat(&t->watch, &call, err);
+        if (progress_update(&g->bar, g->done * 1000 + (i + 1) * 1000 / t->n, g->steps * 1000) && st == DSPARK_OK)
+            st = out_check_interrupt(err);
+    }
+    g->done++;
+    return st;
+}
 
 static dspark_status time_block(rig *g, uint64_t n_context, size_t sequences, timed *t, dspark_error *err)
 {
-    double reads[MAX_REPEATS + 1], started = out_clock();
-    size_t i, k, n = 1;
-    dspark_status st = DSPARK_OK;
+    size_t i;
     for (i = 0; i < sequences; i++) {
         g->in[i].position = (int64_t)n_context;
         g->in[i].n_context = n_context;
         g->in[i].sequence = i;
     }
-    for (i = 0; st == DSPARK_OK && i <= n; i++) { /* the first one warms up */
-        dspark_draft_times times;
-        st = prepare(g, &reads[i], err);
-        if (st == DSPARK_OK) st = draft_once(g, sequences, err);
-        if (st != DSPARK_OK) break;
-        if (i == 0) {
-            n = (size_t)bench_choose_repeats(g->args, out_clock() - started);
-            if (n > MAX_REPEATS) n = MAX_REPEATS;
-            continue;
-        }
-        t->last = times = dspark_drafter_times(g->drafter);
-        for (k = 0; k < DRAFTING_STAGES; k++) t->stages[k][i - 1] = (double)*drafting_stage(&times, k) * 1e-9;
-        t->stages[k][i - 1] = (double)times.total * 1e-9;
-        if (progress_update(&g->bar, g->done * 1000 + i * 1000 / n, g->steps * 1000)) st = out_check_interrupt(err);
-    }
-    g->done++;
-    t->n = n;
-    t->read_gbs = g->args->hot || st != DSPARK_OK ? 0 : bench_median(reads, n + 1);
-    return st;
+    t->g = g;
+    t->sequences = sequences;
+    return time_calls(t, err);
 }
 
 /* Greedy tokens leave most of W2 unread; what was read is known afterwards. Their choice looks at the logits
@@ -248,8 +286,7 @@ static void count_markov(rig *g, const dspark_draft_times *times, work all[DRAFT
 }
 
 /* NULL and *err without memory. */
-static bench_row *add_row(const rig *g, const char *name, double *times, size_t n, const work *w, double read_gbs,
-                          dspark_error *err)
+static bench_row *add_row(const rig *g, const char *name, timed *t, size_t stage, const work *w, dspark_error *err)
 {
     bench_row *row = bench_run_add(g->run, name);
     if (!row) {
@@ -263,8 +300,9 @@ static bench_row *add_row(const rig *g, const char *name, double *times, size_t 
     row->weight_bytes = w->weights;
     row->limit = w->bytes + w->flops > 0 ? g->hot ? BENCH_BY_HOT : BENCH_BY_READ : BENCH_BY_NONE;
     row->hot = g->which_hot;
-    row->limit_gbs = read_gbs;
-    bench_row_times(row, times, n);
+    if (!g->args->hot) row->limit_gbs = bench_watch_reads(&t->watch);
+    bench_row_times(row, t->stages[stage], bench_watch_choose(&t->watch, t->stages[stage]));
+    bench_watch_fill(&t->watch, row);
     return row;
 }
 
@@ -289,8 +327,7 @@ static dspark_status measure_block(rig *g, uint64_t n_context, size_t sequences,
     for (i = 0; st == DSPARK_OK && i <= DRAFTING_STAGES; i++) {
         const int whole = i == DRAFTING_STAGES;
         if (whole ? g->args->what != BENCH_DRAFT : !stage_is_wanted(g, i)) continue;
-        row = add_row(g, whole ? "the block" : drafting_stage_names[i], t.stages[i], t.n, whole ? &sum : &all[i],
-                      t.read_gbs, err);
+        row = add_row(g, whole ? "the block" : drafting_stage_names[i], &t, i, whole ? &sum : &all[i], err);
         if (!row) return DSPARK_ENOMEM;
         row->sequences = sequences;
         row->tokens = sequences * g->report->config.block_size;
@@ -304,32 +341,6 @@ static dspark_status measure_block(rig *g, uint64_t n_context, size_t sequences,
 }
 
 /* ---- the two linears of the context ---- */
-
-static dspark_status time_context(rig *g, int states_only, const dspark_batch *batch, void *states, timed *t,
-                                  dspark_error *err)
-{
-    dspark_context *context = dspark_drafter_context(g->drafter);
-    double reads[MAX_REPEATS + 1], started = out_clock(), t0;
-    size_t i, n = 1;
-    dspark_status st = DSPARK_OK;
-    for (i = 0; st == DSPARK_OK && i <= n; i++) {
-        st = prepare(g, &reads[i], err);
-        if (st != DSPARK_OK) break;
-        t0 = out_clock();
-        st = states_only ? dspark_context_states(context, batch, states, err)
-                         : dspark_context_run(context, batch, dspark_cache_get_view(g->cache), NULL, err);
-        if (i)
-            t->stages[0][i - 1] = out_clock() - t0;
-        else if ((n = (size_t)bench_choose_repeats(g->args, out_clock() - started)) > MAX_REPEATS)
-            n = MAX_REPEATS;
-        if (progress_update(&g->bar, g->done * 1000 + i * 1000 / n, g->steps * 1000) && st == DSPARK_OK)
-            st = out_check_interrupt(err);
-    }
-    g->done++;
-    t->n = n;
-    t->read_gbs = g->args->hot || st != DSPARK_OK ? 0 : bench_median(reads, n + 1);
-    return st;
-}
 
 static dspark_status measure_context(rig *g, uint64_t n, const dump *taps, unsigned char *states, int64_t *indices,
                                      dspark_error *err)
@@ -349,12 +360,15 @@ static dspark_status measure_context(rig *g, uint64_t n, const dump *taps, unsig
     dspark_batch_init(&batch);
     batch.n_tokens = (size_t)n;
     batch.positions = batch.slots = indices;
+    t.g = g;
+    t.batch = &batch;
     for (i = 0; st == DSPARK_OK && i < 2; i++) { /* the first one makes the states of the second */
         batch.taps = i == 0 ? taps->taps : NULL;
         batch.states = i == 0 ? NULL : states;
-        st = time_context(g, i == 0, &batch, states, &t, err);
+        t.states = i == 0 ? states : NULL;
+        st = time_calls(&t, err);
         if (st != DSPARK_OK) break;
-        row = add_row(g, i == 0 ? "context_proj" : "context_kv", t.stages[0], t.n, &all[i], t.read_gbs, err);
+        row = add_row(g, i == 0 ? "context_proj" : "context_kv", &t, 0, &all[i], err);
         if (!row) return DSPARK_ENOMEM;
         row->tokens = n;
     }

@@ -1,6 +1,7 @@
 /* dspark bench: what the system says about the machine and its load, and the verdict on a run: may
  * its figures be trusted? Measures nothing itself and prints nothing. */
 #include <ctype.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,6 +97,14 @@ uint32_t bench_read_processors(void)
     return n > 0 ? (uint32_t)n : 1;
 }
 
+uint32_t bench_read_available(void)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0 ? (uint32_t)CPU_COUNT(&set)
+                                                                             : bench_read_processors();
+}
+
 uint64_t bench_read_peak(void)
 {
     char line[256];
@@ -144,13 +153,42 @@ static void judge_probe(bench_verdict *v, const char *name, const double probes[
         add_reason(v, "%s %.3g %s before, %.3g after", name, probes[0], unit, probes[1]);
 }
 
+/* Does a row stand against the arithmetic before and after? Those with probes beside their calls do not. */
+static int needs_compute(const bench_run *run)
+{
+    size_t i;
+    for (i = 0; i < run->n_rows; i++) {
+        const bench_row *row = &run->rows[i];
+        if (row->flops > 0 && !row->watched && row->limit != BENCH_BY_NONE && row->limit != BENCH_BY_SUM) return 1;
+    }
+    return 0;
+}
+
+/* The row with the largest part of disturbed repeats in its median. */
+static void judge_disturbed(bench_verdict *v, const bench_run *run)
+{
+    const bench_row *worst = NULL;
+    char at[48] = "";
+    size_t i;
+    for (i = 0; i < run->n_rows; i++) {
+        const bench_row *row = &run->rows[i];
+        if (row->n_left && (!worst || row->n_left * worst->n_repeats > worst->n_left * row->n_repeats)) worst = row;
+    }
+    if (!worst) return;
+    if (worst->tokens) snprintf(at, sizeof at, " at %llu positions", (unsigned long long)worst->tokens);
+    add_reason(v, "%s in %llu of %llu repeats of %s%s (arithmetic under 85%% of the best)",
+               run->n_threads > 1 ? "processors shared a core, with each other or a neighbour,"
+                                  : "a neighbour took part of the core",
+               (unsigned long long)worst->n_left, (unsigned long long)worst->n_repeats, worst->stage, at);
+}
+
 void bench_judge(const bench_report *r, const bench_run *run, bench_verdict *v)
 {
     double load = run->load[0] > run->load[1] ? run->load[0] : run->load[1];
     char name[64];
     size_t i;
     memset(v, 0, sizeof *v);
-    judge_probe(v, "compute", run->compute_gflops, "GFLOP/s");
+    if (needs_compute(run)) judge_probe(v, "compute", run->compute_gflops, "GFLOP/s");
     judge_probe(v, "read", run->read_gbs, "GB/s");
     if (run->copy_gbs[0] > 0) judge_probe(v, "copy", run->copy_gbs, "GB/s");
     for (i = 0; i < run->n_hot; i++) {
@@ -163,5 +201,6 @@ void bench_judge(const bench_report *r, const bench_run *run, bench_verdict *v)
     if (buffer_is_small(r, run))
         add_reason(v, "a buffer of %.4g MB does not empty caches of %.4g MB",
                    (double)r->buffer_bytes * 1e-6, (double)r->cache_bytes * 1e-6);
+    judge_disturbed(v, run);
     if (run->steal_percent > MOST_STEAL) add_reason(v, "steal %.1f%%", run->steal_percent);
 }

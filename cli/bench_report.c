@@ -41,12 +41,29 @@ static void print_limit(const char *name, const double probes[2], const char *un
     printf("%s %s %s before, %s after\n", name, number(before, probes[0]), unit, number(after, probes[1]));
 }
 
+/* From the lowest row to the highest. */
+static void print_watched(const bench_run *run)
+{
+    char from[32], to[32], best[32];
+    double low = 1e30, high = 0;
+    size_t i;
+    for (i = 0; i < run->n_rows; i++) {
+        if (!run->rows[i].watched) continue;
+        if (run->rows[i].limit_gflops < low) low = run->rows[i].limit_gflops;
+        if (run->rows[i].limit_gflops > high) high = run->rows[i].limit_gflops;
+    }
+    if (high > 0)
+        printf("            compute beside the calls %s to %s GFLOP/s, best seen %s\n", number(from, low),
+               number(to, high), number(best, run->best_gflops));
+}
+
 /* Every limit that a roofline below is made of. */
 static void print_limits(const bench_report *r, const bench_run *run)
 {
     char bytes[32], name[96];
     size_t i;
     print_limit("limits      compute", run->compute_gflops, "GFLOP/s");
+    print_watched(run);
     snprintf(name, sizeof name, "            read of %s (cold)", out_bytes(bytes, (double)r->buffer_bytes));
     print_limit(name, run->read_gbs, "GB/s");
     for (i = 0; i < run->n_hot; i++) {
@@ -100,8 +117,8 @@ static void print_run(const bench_report *r, const bench_run *run)
 
 /* Columns that only some measurements have. */
 typedef struct columns {
-    int tokens, context, sequences, layers, format, cache, weights, bytes, outliers, each, ratio, byte_share;
-    int faults, peak;
+    int tokens, context, sequences, layers, format, cache, weights, bytes, outliers, disturbed, each, ratio;
+    int byte_share, faults, peak;
     int whole_only; /* of blocks, not their stages */
     const char *ratio_name;
 } columns;
@@ -119,6 +136,7 @@ static columns find_columns(const bench_report *r, const bench_run *run)
         c.cache |= row->cache && r->args->n_caches > 1;
         c.weights |= *temperature(row) != 0;
         c.outliers |= row->n_outliers > 0;
+        c.disturbed |= row->n_disturbed + row->n_left > 0;
         c.ratio |= row->ratio > 0;
         c.byte_share |= row->byte_share > 0;
         c.faults |= row->n_faults > 0;
@@ -146,11 +164,11 @@ static void add_header(out_table *t, const columns *c)
         {c->tokens, 'r', "positions"}, {c->context, 'r', "context"}, {c->sequences, 'r', "sequences"},
         {c->layers, 'r', "layers"},    {1, 'l', "stage"},            {c->format, 'l', "format"},
         {c->cache, 'l', "cache"},      {c->bytes, 'r', "bytes"},     {1, 'r', "repeats"},
-        {c->outliers, 'r', "outliers"}, {c->weights, 'l', "weights"}, {1, 'r', "p50"},
-        {1, 'r', "p99"},               {c->each, 'r', "us/position"}, {1, 'r', "GB/s"},
-        {1, 'r', "GFLOP/s"},           {1, 'r', "roofline"},         {1, 'r', "of it"},
-        {c->ratio, 'r', c->ratio_name}, {c->byte_share, 'r', "of bytes"}, {c->faults, 'r', "faults"},
-        {c->peak, 'r', "peak"}};
+        {c->outliers, 'r', "outliers"}, {c->disturbed, 'r', "disturbed"}, {c->weights, 'l', "weights"},
+        {1, 'r', "p50"},               {1, 'r', "p99"},              {c->each, 'r', "us/position"},
+        {1, 'r', "GB/s"},              {1, 'r', "GFLOP/s"},          {1, 'r', "roofline"},
+        {1, 'r', "of it"},             {c->ratio, 'r', c->ratio_name}, {c->byte_share, 'r', "of bytes"},
+        {c->faults, 'r', "faults"},    {c->peak, 'r', "peak"}};
     size_t i, n = 0;
     for (i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].wanted) align[n++] = all[i].align;
@@ -179,6 +197,7 @@ static void add_row(out_table *t, const columns *c, const bench_row *row)
     if (c->bytes) out_table_cell(t, "%s", row->bytes > 0 ? out_bytes(text, row->bytes) : "-");
     out_table_cell(t, "%" PRIu64, row->n_repeats);
     if (c->outliers) out_table_cell(t, "%" PRIu64, row->n_outliers);
+    if (c->disturbed) out_table_cell(t, "%" PRIu64 "%s", row->n_disturbed, row->n_left ? "*" : "");
     if (c->weights) out_table_cell(t, "%s", *temperature(row) ? temperature(row) : "-");
     out_table_cell(t, "%s", out_seconds(text, row->p50));
     out_table_cell(t, "%s", out_seconds(text, row->p99));
@@ -200,6 +219,15 @@ static void add_row(out_table *t, const columns *c, const bench_row *row)
     if (c->peak) out_table_cell(t, "%s", row->peak_bytes ? out_bytes(text, (double)row->peak_bytes) : "-");
 }
 
+static int any_disturbed(const bench_report *r)
+{
+    size_t i, k;
+    for (i = 0; i < r->n_runs; i++)
+        for (k = 0; k < r->runs[i]->n_rows; k++)
+            if (r->runs[i]->rows[k].n_disturbed + r->runs[i]->rows[k].n_left) return 1;
+    return 0;
+}
+
 static void print_notes(const bench_report *r)
 {
     if (r->args->n_formats && r->args->what == BENCH_CONTEXT)
@@ -214,7 +242,12 @@ static void print_notes(const bench_report *r)
     else
         printf("\nroofline: max(bytes / read, flops / compute). weights: cold ones come from memory (the caches\n"
                "were emptied, or hold less) and stand against the reads that take turns with the repeats, or\n"
-               "the read probes before and after; hot ones against reads of as many bytes again and again.\n");
+               "the read probes before and after; hot ones against reads of as many bytes again and again.\n"
+               "compute: probes of the same threads right before and after each call.\n");
+    if (any_disturbed(r))
+        printf("disturbed: tries beside which the threads did under 85%% of the best arithmetic that so many have\n"
+               "shown. They are taken again, at most as many as were asked for, and those that remain are left\n"
+               "out; *: they are more than half, and so all are in.\n");
 }
 
 int bench_print_text(const bench_report *r)
@@ -276,8 +309,11 @@ static json_t *row_json(const bench_row *row)
     out_set(item, "flops", out_real(row->flops));
     out_set(item, "gb_per_s", out_real(gbs(row)));
     out_set(item, "gflop_per_s", out_real(gflops(row)));
+    out_set(item, "disturbed", json_count(row->n_disturbed));
+    out_set(item, "disturbed_left", json_count(row->n_left));
     if (row->roofline > 0) {
         if (row->limit_gbs > 0) out_set(item, "limit_gbs", out_real(row->limit_gbs));
+        if (row->limit_gbs > 0) out_set(item, "limit_gflops", out_real(row->limit_gflops));
         out_set(item, "roofline_seconds", out_real(row->roofline));
         out_set(item, "share_of_roofline", out_real(bench_share(row)));
     }
@@ -298,6 +334,7 @@ static json_t *run_json(const bench_report *r, const bench_run *run)
     out_set(o, "isa", json_string(dspark_isa_name(run->isa)));
     out_set(o, "threads", json_count(run->n_threads));
     out_set(o, "compute_gflops", json_pair(run->compute_gflops));
+    out_set(o, "best_gflops", out_real(run->best_gflops));
     out_set(o, "read_gbs", json_pair(run->read_gbs));
     if (run->copy_gbs[0] > 0) out_set(o, "copy_gbs", json_pair(run->copy_gbs));
     if (run->copy_gbs[0] > 0) out_set(o, "fresh_copy_gbs", json_pair(run->fresh_gbs));
@@ -364,6 +401,7 @@ static void put_csv_row(FILE *f, const bench_report *r, const bench_run *run, co
     put_count(f, row->sequences);
     put_count(f, row->layers);
     fprintf(f, "%s,%" PRIu64 ",%" PRIu64 ",", temperature(row), row->n_repeats, row->n_outliers);
+    fprintf(f, "%" PRIu64 ",%" PRIu64 ",", row->n_disturbed, row->n_left);
     fprintf(f, "%.9g,%.9g,%.9g,", row->best, row->p50, row->p99);
     put_real(f, row->bytes);
     put_real(f, row->weight_bytes);
@@ -371,6 +409,7 @@ static void put_csv_row(FILE *f, const bench_report *r, const bench_run *run, co
     put_real(f, gbs(row));
     put_real(f, gflops(row));
     put_real(f, row->roofline > 0 ? row->limit_gbs : 0);
+    put_real(f, row->roofline > 0 && row->limit_gbs > 0 ? row->limit_gflops : 0);
     put_real(f, bench_limit(run->compute_gflops));
     put_real(f, row->roofline);
     put_real(f, bench_share(row));
@@ -389,8 +428,8 @@ int bench_write_csv(const bench_report *r, const char *path)
     int code = out_file_open(&file, path);
     if (code != EXIT_OK) return code;
     fputs("what,over,stage,format,cache,isa,threads,tokens,context,sequences,layers,weights,repeats,outliers,"
-          "best_s,p50_s,p99_s,bytes,weight_bytes,flops,gb_per_s,gflop_per_s,limit_gb_per_s,"
-          "compute_probe_gflop_per_s,roofline_s,share_of_roofline,ratio,ratio_is,of_byte_ratio,faults,"
+          "disturbed,disturbed_left,best_s,p50_s,p99_s,bytes,weight_bytes,flops,gb_per_s,gflop_per_s,limit_gb_per_s,"
+          "limit_gflop_per_s,compute_probe_gflop_per_s,roofline_s,share_of_roofline,ratio,ratio_is,of_byte_ratio,faults,"
           "peak_bytes,reliable\n", file.stream);
     for (i = 0; i < r->n_runs; i++) {
         bench_verdict verdict;

@@ -30,18 +30,26 @@ static int drifts(const json_t *pair)
     return a > 1.25 * b || b > 1.25 * a;
 }
 
+/* As many threads as processors at most: more tell nothing about the machine. */
+static int looks(const json_t *run)
+{
+    return said_number(run, "threads") <= bench_read_available();
+}
+
 /* The verdict follows from the conditions in the same document, whatever this machine is doing. */
 static void check_verdict(const json_t *doc, const json_t *run)
 {
     const json_t *hot = json_object_get(run, "hot_read_gbs"), *load = json_object_get(run, "load");
     const json_t *steal = json_object_get(run, "steal_percent"), *copy = json_object_get(run, "copy_gbs");
     const json_t *cache = json_object_get(doc, "last_level_cache_bytes");
-    size_t n = json_array_size(json_object_get(run, "reasons")), expected = 0, i, n_cold = 0;
+    size_t n = json_array_size(json_object_get(run, "reasons")), expected = 0, i, n_cold = 0, n_left = 0;
+    const int load_run = strcmp(said_text(doc, "what"), "load") == 0;
     json_t *rows = json_object_get(run, "rows"), *row, *pair;
     double most = json_number_value(json_array_get(load, 0));
     const char *name;
     if (json_number_value(json_array_get(load, 1)) > most) most = json_number_value(json_array_get(load, 1));
-    expected += drifts(json_object_get(run, "compute_gflops"));
+    /* Rows with probes beside their calls do not stand against those before and after. */
+    expected += (load_run || !looks(run)) && drifts(json_object_get(run, "compute_gflops"));
     expected += drifts(json_object_get(run, "read_gbs"));
     if (copy) expected += drifts(copy);
     json_object_foreach((json_t *)hot, name, pair) expected += drifts(pair);
@@ -50,6 +58,8 @@ static void check_verdict(const json_t *doc, const json_t *run)
     json_array_foreach(rows, i, row)
         n_cold += json_object_get(row, "weights") && strcmp(said_text(row, "weights"), "cold") == 0 &&
                   strcmp(said_text(row, "stage"), "the block") != 0;
+    json_array_foreach(rows, i, row) n_left += said_number(row, "disturbed_left") > 0;
+    expected += n_left > 0;
     expected += n_cold && json_is_integer(cache) && said_number(doc, "buffer_bytes") < json_number_value(cache);
     assert_int_equal(n, expected);
     assert_true(json_is_boolean(json_object_get(run, "reliable")));
@@ -59,9 +69,14 @@ static void check_verdict(const json_t *doc, const json_t *run)
 /* What must be so in every row of every report. */
 static void check_row(const json_t *run, const json_t *row)
 {
-    const double p50 = said_number(row, "p50_seconds"), compute = better(json_object_get(run, "compute_gflops"));
+    const double p50 = said_number(row, "p50_seconds"), best = said_number(run, "best_gflops");
     const double bytes = said_number(row, "bytes"), flops = said_number(row, "flops");
-    double limit;
+    const double disturbed = said_number(row, "disturbed"), left = said_number(row, "disturbed_left");
+    double limit, compute;
+    assert_true(best >= better(json_object_get(run, "compute_gflops")));
+    assert_true(disturbed >= 0 && left >= 0 && left <= said_number(row, "repeats"));
+    assert_true(left == 0 || 2 * left > said_number(row, "repeats"));
+    if (!looks(run)) assert_true(disturbed == 0 && left == 0);
     assert_true(said_number(row, "best_seconds") <= p50);
     assert_true(p50 <= said_number(row, "p99_seconds"));
     assert_true(said_number(row, "outliers") < said_number(row, "repeats"));
@@ -70,6 +85,9 @@ static void check_row(const json_t *run, const json_t *row)
         assert_float_equal(said_number(row, "gflop_per_s") * p50, flops * 1e-9, 1e-9 * (flops + 1));
     }
     if (!json_object_get(row, "limit_gbs")) return;
+    compute = said_number(row, "limit_gflops");
+    assert_true(compute > 0 && compute <= best);
+    if (!looks(run)) assert_float_equal(compute, better(json_object_get(run, "compute_gflops")), 0);
     limit = bytes / said_number(row, "limit_gbs") * 1e-9;
     if (flops / compute * 1e-9 > limit) limit = flops / compute * 1e-9;
     assert_float_equal(said_number(row, "roofline_seconds"), limit, 1e-9 * limit);
@@ -203,7 +221,7 @@ static void test_verdict(void **state)
     size_t i;
     (void)state;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        bench_row row = {.stage = "full", .limit = BENCH_BY_READ};
+        bench_row row = {.stage = "full", .limit = BENCH_BY_READ, .flops = 1};
         bench_run run = {.rows = &row, .n_rows = 1};
         bench_report r = {.n_processors = 2, .buffer_bytes = 1000000};
         bench_verdict v;
@@ -223,6 +241,39 @@ static void test_verdict(void **state)
         bench_judge(&r, &run, &v); /* who reads from the cache needs no large buffer */
         assert_int_equal(v.n_reasons, cases[i].n_reasons - (cases[i].cache > 1000000));
     }
+}
+
+/* Too many disturbed repeats are a reason, of the row that has the most of them; and who was probed beside each
+ * call does not stand against the arithmetic before and after. */
+static void test_verdict_on_disturbed(void **state)
+{
+    bench_row rows[] = {
+        {.stage = "onepass", .tokens = 8, .limit = BENCH_BY_READ, .flops = 1, .watched = 1, .n_repeats = 9,
+         .n_disturbed = 4},
+        {.stage = "onepass", .tokens = 64, .limit = BENCH_BY_READ, .flops = 1, .watched = 1, .n_repeats = 7,
+         .n_disturbed = 12, .n_left = 5},
+        {.stage = "full", .limit = BENCH_BY_SUM, .n_repeats = 10, .n_disturbed = 17, .n_left = 7},
+    };
+    bench_run run = {.rows = rows, .n_rows = 1, .n_threads = 2, .compute_gflops = {100, 50}, .read_gbs = {1, 1}};
+    const bench_report r = {.n_processors = 2};
+    bench_verdict v;
+    (void)state;
+    bench_judge(&r, &run, &v);
+    assert_int_equal(v.n_reasons, 0);
+    run.n_rows = 3;
+    bench_judge(&r, &run, &v);
+    assert_int_equal(v.n_reasons, 1);
+    assert_string_equal(v.reasons[0], "processors shared a core, with each other or a neighbour, in 5 of 7 repeats of "
+                                      "onepass at 64 positions (arithmetic under 85% of the best)");
+    run.n_threads = 1;
+    rows[1].n_left = 4;
+    bench_judge(&r, &run, &v);
+    assert_int_equal(v.n_reasons, 1);
+    assert_has(v.reasons[0], "a neighbour took part of the core in 7 of 10 repeats of full (");
+    rows[0].watched = 0; /* more threads than processors, say */
+    bench_judge(&r, &run, &v);
+    assert_int_equal(v.n_reasons, 2);
+    assert_has(v.reasons[0], "compute 100");
 }
 
 /* ---- context ---- */
@@ -561,7 +612,7 @@ static void test_growth(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_verdict), cmocka_unit_test(test_context), cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_verdict), cmocka_unit_test(test_verdict_on_disturbed), cmocka_unit_test(test_context), cmocka_unit_test(test_runs),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_draft), cmocka_unit_test(test_linear_and_attention),
         cmocka_unit_test(test_load), cmocka_unit_test(test_load_prepacked), cmocka_unit_test(test_growth),
     };

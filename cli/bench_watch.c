@@ -1,0 +1,121 @@
+/* See bench_watch.h. */
+#include "bench_watch.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "out.h"
+
+#define PROBE_SECONDS 2e-4       /* long against being called, short against anything that is timed */
+#define LEAST_SHARE 0.85         /* of the best that was seen: two threads on one core do half */
+#define PAUSE_NANOSECONDS 100000000L /* times the tries before: such episodes take tenths of a second */
+
+int bench_is_disturbed(const bench_run *run, double gflops)
+{
+    return gflops < LEAST_SHARE * run->best_gflops;
+}
+
+double bench_seconds_again(const bench_args *a)
+{
+    return a->repeat && a->repeat <= 3 ? 0.1 : 4;
+}
+
+void bench_watch_begin(bench_watch *w, bench_run *run, size_t n_asked, double *seconds_again)
+{
+    w->run = run;
+    w->blind = run->n_threads > bench_read_available();
+    w->most_again = n_asked;
+    w->n_again = w->n_disturbed = w->n = 0;
+    w->seconds_again = seconds_again;
+}
+
+static dspark_status look(bench_watch *w, const bench_call *call, double *gflops, dspark_error *err)
+{
+    dspark_status st;
+    if (w->blind) return DSPARK_OK;
+    st = dspark_context_probe(call->threads, PROBE_SECONDS, gflops, err);
+    if (st == DSPARK_OK && *gflops > w->run->best_gflops) w->run->best_gflops = *gflops;
+    return st;
+}
+
+/* One try. Not even called when the threads are not all there, unless that may not be tried again. */
+static dspark_status try_once(bench_watch *w, const bench_call *call, int last, bench_sample *s, dspark_error *err)
+{
+    dspark_status st;
+    memset(s, 0, sizeof *s);
+    st = call->prepare(call->user, &s->read_gbs, err);
+    if (st == DSPARK_OK && !w->blind) st = dspark_context_probe(call->threads, 0, &s->gflops[0], err); /* wakes them */
+    if (st == DSPARK_OK) st = look(w, call, &s->gflops[0], err);
+    s->disturbed = !w->blind && st == DSPARK_OK && bench_is_disturbed(w->run, s->gflops[0]);
+    if (st != DSPARK_OK || (s->disturbed && !last)) return st;
+    st = call->run(call->user, w->n, err);
+    if (st == DSPARK_OK) st = look(w, call, &s->gflops[1], err);
+    s->disturbed |= !w->blind && st == DSPARK_OK && bench_is_disturbed(w->run, s->gflops[1]);
+    return st;
+}
+
+dspark_status bench_watch_repeat(bench_watch *w, const bench_call *call, dspark_error *err)
+{
+    struct timespec pause = {0, 0};
+    bench_sample *s = &w->samples[w->n];
+    for (;;) {
+        const double started = out_clock();
+        const int last = w->n_again >= w->most_again || *w->seconds_again <= 0;
+        dspark_status st = try_once(w, call, last, s, err);
+        if (st != DSPARK_OK) return st;
+        w->n_disturbed += (size_t)s->disturbed;
+        if (!s->disturbed || last) break;
+        w->n_again++;
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < 4 * PAUSE_NANOSECONDS) pause.tv_nsec += PAUSE_NANOSECONDS;
+        *w->seconds_again -= out_clock() - started;
+    }
+    w->n++;
+    return DSPARK_OK;
+}
+
+static size_t count_disturbed(const bench_watch *w)
+{
+    size_t i, n = 0;
+    for (i = 0; i < w->n; i++) n += (size_t)w->samples[i].disturbed;
+    return n;
+}
+
+/* Are the disturbed ones too many to be left out? */
+static int all_count(const bench_watch *w)
+{
+    return 2 * count_disturbed(w) > w->n;
+}
+
+size_t bench_watch_choose(const bench_watch *w, double *times)
+{
+    const int all = all_count(w);
+    size_t i, n = 0;
+    for (i = 0; i < w->n; i++)
+        if (all || !w->samples[i].disturbed) times[n++] = times[i];
+    return n;
+}
+
+void bench_watch_fill(const bench_watch *w, bench_row *row)
+{
+    const int all = all_count(w);
+    double gflops[2 * BENCH_MAX_REPEATS];
+    size_t i, n = 0;
+    row->n_disturbed = w->n_disturbed;
+    row->n_left = all ? count_disturbed(w) : 0;
+    for (i = 0; i < w->n; i++) {
+        if (!all && w->samples[i].disturbed) continue;
+        gflops[n++] = w->samples[i].gflops[0];
+        gflops[n++] = w->samples[i].gflops[1];
+    }
+    row->watched = !w->blind;
+    row->limit_gflops = w->blind ? 0 : bench_median(gflops, n);
+}
+
+double bench_watch_reads(const bench_watch *w)
+{
+    double reads[BENCH_MAX_REPEATS];
+    size_t i;
+    for (i = 0; i < w->n; i++) reads[i] = w->samples[i].read_gbs;
+    return bench_median(reads, w->n);
+}
