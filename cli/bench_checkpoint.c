@@ -6,6 +6,7 @@
 
 #include "bench.h"
 #include "out.h"
+#include "quantize.h"
 
 /* ---- the temporary folder ---- */
 
@@ -157,6 +158,11 @@ static dspark_status write_copy(const char *source, const char *folder, dspark_f
     progress_start(&bar, dspark_format_name(format), PROGRESS_BYTES);
     st = dspark_quantize(source, folder, &opts, err);
     progress_end(&bar);
+    if (st == DSPARK_EUNSUPPORTED && quantize_is_misfit(err)) {
+        const size_t n = strlen(err->message);
+        snprintf(err->message + n, sizeof err->message - n, "; leave %s out of --formats",
+                 dspark_format_name(format));
+    }
     return st;
 }
 

@@ -196,6 +196,18 @@ static dspark_status check_target(const char *path, dspark_error *err)
     return st;
 }
 
+int quantize_is_misfit(const dspark_error *err)
+{
+    return strstr(err->message, " columns are no multiple of ") != NULL;
+}
+
+static void advise(dspark_format format, const char *otherwise)
+{
+    const char *group = format == DSPARK_FORMAT_INT4 ? "--group-size N" : "";
+    if (*group || *otherwise)
+        fprintf(stderr, "  (%s%s%s)\n", group, *group && *otherwise ? "; or " : "", otherwise);
+}
+
 int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, const quantize_how *how)
 {
     reports all = {0};
@@ -215,9 +227,7 @@ int quantize_run(const char *in, const char *out, dspark_quantize_opts *opts, co
     }
     if (st != DSPARK_OK) {
         code = out_fail(st, &err);
-        if (st == DSPARK_EUNSUPPORTED && !how->quiet && strstr(err.message, "with ignore"))
-            fprintf(stderr, "  (%s--ignore P, for each name or wildcard P)\n",
-                    opts->format == DSPARK_FORMAT_INT4 ? "--group-size N; " : "");
+        if (st == DSPARK_EUNSUPPORTED && quantize_is_misfit(&err)) advise(opts->format, how->advice);
     } else if (all.failed)
         code = out_error(EXIT_INTERNAL, "out of memory");
     else
@@ -235,7 +245,7 @@ int command_quantize(int argc, char **argv)
     static const char *const layouts[] = {"ct", "modelopt", NULL};
     const char *paths[2];
     int format = 0, format_given = 0, scale = 0, layout = 0, no_compare = 0, code;
-    quantize_how how = {0};
+    quantize_how how = {.advice = "keep them with --ignore P, for each name or wildcard P"};
     uint64_t group_size = 0, threads = 0;
     args_texts ignore = {0}, targets = {0};
     dspark_quantize_opts opts;

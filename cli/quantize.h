@@ -13,7 +13,11 @@ typedef struct quantize_how {
     int quiet, json;
     int compare;        /* also what has become of context entries */
     const char *target; /* and of a drafted block; may be NULL */
+    const char *advice; /* what this command has against groups that do not fit, but --group-size; or "" */
 } quantize_how;
+
+/* Is the error that groups do not fit the columns of some modules? */
+int quantize_is_misfit(const dspark_error *err);
 
 /* Runs dspark_quantize with a bar and prints the table (or JSON, or nothing). Returns an exit code.
  * progress and report of opts are set here. */

@@ -136,7 +136,7 @@ static int write_quantised(const synth_args *a)
             synth_scheme_write(a->scheme, plain.path, a->out, (uint32_t)a->group_size, &err);
         if (st != DSPARK_OK) code = out_fail(st, &err);
     } else if (code == EXIT_OK) {
-        const quantize_how how = {.quiet = 1};
+        const quantize_how how = {.quiet = 1, .advice = "choose other widths with --set KEY=VALUE"};
         code = quantize_run(plain.path, a->out, &opts, &how);
     }
     tmp_folder_remove(&plain);

@@ -360,7 +360,7 @@ static dspark_status module_init(module *m, const synth_scheme *s, const dspark_
     m->row_bytes = s->dtype == DSPARK_I32 ? 4 * n_words(m, m->k) : m->k;
     if (s->scales == GROUP && (m->group % 8 != 0 || m->k % m->group != 0))
         return out_set_error(err, DSPARK_EUNSUPPORTED, m->name, "%llu columns are no multiple of groups "
-                             "of %llu; choose another group size", (unsigned long long)m->k,
+                             "of %llu; choose another one (--group-size N)", (unsigned long long)m->k,
                              (unsigned long long)m->group);
     return DSPARK_OK;
 }

@@ -122,18 +122,18 @@ static void test_columns_and_groups(void **state)
     static const char *const rows[][2] = {
         {"tiny x --format int4",
          "dspark: context_proj: 320 columns are no multiple of int4's group of 128, nor are those of 30 more "
-         "modules: a group size of 32 fits all; or keep these modules with ignore"},
+         "modules; a group size of 32 fits all (DSPARK_EUNSUPPORTED)\n"},
         {"tiny x --format int4 --group-size 64",
          "dspark: layers.0.self_attn.q_b_proj: 32 columns are no multiple of int4's group of 64, nor are "
-         "those of 9 more modules: a group size of 32 fits all"},
+         "those of 9 more modules; a group size of 32 fits all"},
         {"tiny x --format int4 --group-size 64 --ignore re:.*layers.[0124].self_attn.*",
          "dspark: layers.3.self_attn.q_b_proj: 32 columns are no multiple of int4's group of 64, nor are "
-         "those of 1 more module: "},
+         "those of 1 more module; "},
         {"tiny x --format int4 --group-size 56", "a group size of 32 fits all"},
         {"odd x --format int4 --group-size 16", "a group size of 8 fits all"},
         {"odd x --format mxfp8", "dspark: layers.0.self_attn.q_b_proj: 24 columns are no multiple of mxfp8's "
-                                 "group of 32, nor are those of 4 more modules: keep these modules with ignore"},
-        {"odd x --format mxfp8 --ignore re:.*layers.[0124].*q_b_proj", "of 32: keep this module with ignore"},
+                                 "group of 32, nor are those of 4 more modules (DSPARK_EUNSUPPORTED)\n"},
+        {"odd x --format mxfp8 --ignore re:.*layers.[0124].*q_b_proj", "group of 32 (DSPARK_EUNSUPPORTED)\n"},
     };
     size_t i;
     (void)state;
@@ -141,8 +141,17 @@ static void test_columns_and_groups(void **state)
     for (i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = run_cli_to(4, "quantize %s --no-compare", rows[i][0]);
         assert_has(r.err, rows[i][1]);
-        assert_has(r.err, strstr(rows[i][0], "int4") ? "(--group-size N; --ignore P, " : "(--ignore P, ");
+        assert_has(r.err, strstr(rows[i][0], "int4") ? "  (--group-size N; or keep them with --ignore P, "
+                                                     : "  (keep them with --ignore P, ");
     }
+    /* other commands have other options for it */
+    assert_has(run_cli_to(4, "synth x --preset tiny --format int4").err,
+               "a group size of 32 fits all (DSPARK_EUNSUPPORTED)\n  (--group-size N; or choose other widths with --set ");
+    assert_has(run_cli_to(4, "synth x --preset tiny --format mxfp8 --set q_lora_rank=24").err,
+               "(DSPARK_EUNSUPPORTED)\n  (choose other widths with --set KEY=VALUE)\n");
+    assert_has(run_cli_to(4, "synth x --preset tiny --format int4-asym --group-size 48").err, "(--group-size N)");
+    assert_has(run_cli_to(4, "bench tiny --formats int4 --tokens 1 --repeat 1 --buffer 1M").err,
+               "; leave int4 out of --formats (DSPARK_EUNSUPPORTED)\n");
     assert_int_equal(run_cli("quantize tiny fits --format int4 --group-size 32 --no-compare").code, 0);
     assert_int_equal(run_cli("quantize odd kept --format mxfp8 --ignore *q_b_proj --no-compare").code, 0);
 }
@@ -163,6 +172,10 @@ static void test_inspect_one_scale(void **state)
                                  rows[i][0]).code, 0);
         assert_has(run_cli_to(0, "inspect one-%s", rows[i][0]).out, rows[i][1]);
     }
+    assert_int_equal(remove(in_folder("one-fp8-block/config.json")), 0);
+    assert_int_equal(run_program("/bin/cp", "tiny/config.json one-fp8-block/config.json").code, 0);
+    r = run_cli_to(0, "inspect one-fp8-block"); /* a config that says nothing of it */
+    assert_has(r.out, "fp8 block in 1 module, fp8 per-tensor or of one block in 35 modules\n");
     assert_int_equal(remove(in_folder("one-fp8-block/config.json")), 0);
     r = run_cli("inspect one-fp8-block");
     assert_int_equal(r.code, 1);

@@ -414,6 +414,15 @@ static void test_config(void **state)
          DSPARK__STRATEGY_BLOCK, .block_rows = 128, .block_cols = 128), DSPARK_OK, NULL, NULL},
         {8, 64, FP8_T, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
          DSPARK__STRATEGY_BLOCK, .block_rows = 8, .block_cols = 32), BAD, "m", "\"block\""},
+        /* blocks of another size than the config's are not called by another kind's name */
+        {8, 64, {W8(8, 64), {"weight_scale", F32, 1, 1, 1}}, CT(.quantised = 1, .num_bits = 8, .is_float = 1,
+         .strategy = DSPARK__STRATEGY_BLOCK, .block_rows = 8, .block_cols = 32), BAD, "weight_scale",
+         "blocks of 8x32 need [1, 2]"},
+        {8, 64, {W8(8, 64), {"weight_scale", F32, 1, 3, 1}}, CT(.quantised = 1, .num_bits = 8, .is_float = 1,
+         .strategy = DSPARK__STRATEGY_BLOCK, .block_rows = 8, .block_cols = 32), BAD, "weight_scale",
+         "blocks of 8x32 need [1, 2]"},
+        {8, 64, {W8(8, 64), {"weight_scale", F32, 1, 1, 1}}, CT(.quantised = 1, .num_bits = 8, .is_float = 1,
+         .strategy = DSPARK__STRATEGY_CHANNEL), BAD, "m", "of one block, the config's strategy is \"channel\""},
         {8, 64, FP8_C, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .strategy =
          DSPARK__STRATEGY_TENSOR), BAD, "m", "\"tensor\""},
         {8, 64, FP8_C, CT(.quantised = 1, .num_bits = 8, .is_float = 1, .group_size = 64,

@@ -31,10 +31,14 @@ const char *dspark__inspect_scheme(const dspark__file_module *m, const dspark__q
                                          {"fp8_channel", "fp8 per-channel"},
                                          {"fp8_group", "fp8 per-group"},
                                          {"fp8_block", "fp8 block"}};
+    const dspark_tensor *scale = dspark__file_module_part(m, "weight_scale");
     const char *text = NULL;
 
     dspark__file_module_state(m, &text);
-    if (!linear || !linear->scheme || !dspark__file_module_part(m, "weight_scale")) return text;
+    if (!linear || !linear->scheme || !scale) return text;
+    /* Where no config tells one block from a tensor, the name of the scheme that reads both does not either. */
+    if (scale->n_elements == 1 && scale->rank >= 2 && linear->rule.strategy == DSPARK__STRATEGY_UNKNOWN)
+        return text;
     for (size_t i = 0; i < sizeof fp8 / sizeof *fp8; i++)
         if (strcmp(linear->scheme->name, fp8[i][0]) == 0) return fp8[i][1];
     return text;

@@ -50,7 +50,13 @@ static int fits_blocks(const dspark_tensor *s, const dspark__quant_rule *q, uint
     return grid && dspark__part_grid(s, &r, &c) && r == blocks(rows, br) && c == blocks(k, bc);
 }
 
-/* What the shape of the scale says; where it fits two kinds, the config's strategy decides. */
+/* One block of another size than the config's: check_block says so. Without dimensions it is a tensor's. */
+static int is_misfit(const dspark_tensor *s, dspark__quant_strategy strategy)
+{
+    return strategy == DSPARK__STRATEGY_BLOCK && s->rank >= 2;
+}
+
+/* What the shape of the scale says; where it fits two kinds, or none, the config's strategy decides. */
 static kind kind_of(const dspark__module *m, const dspark__quant_rule *q, uint64_t rows, uint64_t k)
 {
     const dspark_tensor *w = dspark__module_part(m, "weight");
@@ -65,11 +71,11 @@ static kind kind_of(const dspark__module *m, const dspark__quant_rule *q, uint64
     if (s->dtype == DSPARK_F8_E8M0) return fits ? KIND_BLOCK : KIND_NONE;
     if (fits && strategy == DSPARK__STRATEGY_BLOCK) return KIND_BLOCK;
     if (!dspark__part_grid(s, &r, &c)) return KIND_NONE;
-    if (s->n_elements == 1)
+    if (s->n_elements == 1 && !is_misfit(s, strategy))
         return rows == 1 && strategy == DSPARK__STRATEGY_CHANNEL ? KIND_CHANNEL : KIND_TENSOR;
     if (r == rows && c == 1) return KIND_CHANNEL;
     if (r == rows && c > 1 && s->rank == 2) return KIND_GROUP;
-    return fits ? KIND_BLOCK : KIND_NONE;
+    return fits || strategy == DSPARK__STRATEGY_BLOCK ? KIND_BLOCK : KIND_NONE;
 }
 
 static dspark__scale_map map_of(const dspark__module *m, const dspark__quant_rule *q, kind what,
@@ -137,7 +143,7 @@ static dspark_status check_rule(const dspark__module *m, const dspark__quant_rul
 
     switch (what) {
     case KIND_TENSOR:
-        c.scheme = "FP8 per tensor";
+        c.scheme = scale_of(m)->rank >= 2 ? "FP8 per tensor or of one block" : "FP8 per tensor";
         c.strategies = DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_TENSOR);
         if (rows == 1) c.strategies |= DSPARK__STRATEGY_BIT(DSPARK__STRATEGY_CHANNEL);
         break;

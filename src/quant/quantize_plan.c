@@ -326,6 +326,7 @@ static dspark_status note_columns(columns *c, const dspark__qm *m, dspark_status
     return DSPARK_OK;
 }
 
+/* What is so; what to do about it, each caller has its own options for. */
 static dspark_status fail_columns(const columns *c, const dspark_quantize_opts *opts, dspark_error *err)
 {
     uint64_t group = opts->format == DSPARK_FORMAT_INT4 ? opts->group_size ? opts->group_size : 128 : 0;
@@ -335,9 +336,8 @@ static dspark_status fail_columns(const columns *c, const dspark_quantize_opts *
         snprintf(others, sizeof others, ", nor are those of %zu more module%s", c->n_misfits - 1,
                  c->n_misfits == 2 ? "" : "s");
     if (group)
-        snprintf(size, sizeof size, "a group size of %llu fits all; or ", (unsigned long long)group);
-    return dspark__fail(err, DSPARK_EUNSUPPORTED, c->first.where, "%s%s: %skeep %s with ignore",
-                        c->first.message, others, size, c->n_misfits > 1 ? "these modules" : "this module");
+        snprintf(size, sizeof size, "; a group size of %llu fits all", (unsigned long long)group);
+    return dspark__fail(err, DSPARK_EUNSUPPORTED, c->first.where, "%s%s%s", c->first.message, others, size);
 }
 
 /* ------------------------------------------------------------------------------------------------
