@@ -42,17 +42,12 @@ static int print_report(const pack_args *a, const char *parts, uint64_t n_bytes)
 
 static dspark_status check_file(const pack_args *a, dspark_model_opts *opts, dspark_error *err)
 {
-    dspark_model *model = NULL;
     dspark_status st = dspark_prepacked_parts(a->paths[1], &opts->parts, err);
     if (st != DSPARK_OK) return st;
     if (a->target && !(opts->parts & DSPARK_PART_BLOCK))
         return out_set_error(err, DSPARK_EINVAL, "--target", "it is for an LM head, and the file holds context "
                              "KV only");
-    opts->prepacked = a->paths[1];
-    opts->prepacked_verify = 1;
-    st = dspark_model_open(&model, a->paths[0], opts, err);
-    dspark_model_close(model);
-    return st;
+    return dspark_prepacked_check(a->paths[0], a->paths[1], opts, err);
 }
 
 static int run_job(const pack_args *a)
@@ -108,7 +103,7 @@ int command_pack(int argc, char **argv)
          "all (default): what drafting needs, and context KV;\ncontext: context KV only", 0, 0,
          part_choices, &a.parts_given},
         {"target", ARGS_TEXT, &a.target, "DIR",
-         "the target's checkpoint: its LM head is packed too (the\ndraft's own wins)", 0, 0, NULL, NULL},
+         "the target's checkpoint: its LM head is packed, where the\ndraft has none of its own", 0, 0, NULL, NULL},
         {"check", ARGS_FLAG, &a.check, NULL,
          "write nothing: prove that FILE, with the parts that it\nholds, is whole and made of CKPT", 0, 0, NULL, NULL},
         {"threads", ARGS_UINT, &a.n_threads, "N", "threads (default: all processors)", 1, 1024, NULL,

@@ -242,6 +242,17 @@ dspark_status dspark_prepack(const char *path, const char *out, const dspark_mod
     return dspark__prepack(path, out, &own, err);
 }
 
+dspark_status dspark_prepacked_check(const char *path, const char *file, const dspark_model_opts *opts,
+                                     dspark_error *err)
+{
+    dspark_model_opts own;
+    dspark_model_opts_init(&own);
+    dspark_status st = dspark__take_opts(&own, sizeof own, opts, "model options", err);
+    if (st != DSPARK_OK) return st;
+    if (!path || !file) return dspark__fail_null(err, "path or file");
+    return dspark__prepacked_check(path, file, &own, err);
+}
+
 void dspark_model_close(dspark_model *model)
 {
     dspark__model_close(model);

@@ -449,6 +449,50 @@ static void test_whole(void **state)
     drafting_close(&d);
 }
 
+/* The embedding is looked up, not packed: a draft with an LM head and no embedding needs no target for it. */
+static void test_no_embedding(void **state)
+{
+    test_target values = test_target_plain(97, 64, 8, 5);
+    drafting d;
+    tensors t;
+    char dir[512], file[600];
+    (void)state;
+    drafting_open(&d, NULL, 0);
+    snprintf(dir, sizeof dir, "%s", tmpdir_make());
+    snprintf(file, sizeof file, "%s.packed", dir);
+    test_copy_checkpoint(&t, d.dir, dir);
+    tensors_remove(&t, "embed_tokens.weight");
+    tensors_open(&t, dir, 1);
+    dspark_model_opts o = opts_of(DSPARK_PART_BLOCK, NULL, NULL);
+    check(dspark_prepack(dir, file, &o, &err), DSPARK_EMODEL, &err); /* and without a head nothing helps */
+    assert_string_equal(err.where, "lm_head");
+    uint16_t *embed = test_target_matrix(&values, 0), *head = test_target_matrix(&values, 1);
+    tensors_add2(&t, "lm_head.weight", DSPARK_BF16, 97, 64, head);
+    tensors_open(&t, dir, 1);
+    check(dspark_prepack(dir, file, &o, &err), DSPARK_OK, &err);
+    check(dspark_prepacked_check(dir, file, &o, &err), DSPARK_OK, &err);
+    refuse(dir, &o, DSPARK_EMODEL, "none of its own"); /* who drafts needs one */
+    const dspark_host_matrix lent = {embed, 97, 64, 0};
+    o.embed_tokens = &lent;
+    dspark_model *packed = open_model(dir, &o);
+    o.prepacked = file;
+    dspark_model *mapped = open_model(dir, &o);
+    assert_string_equal(dspark_model_block_fingerprint(packed), dspark_model_block_fingerprint(mapped));
+    dspark_model_close(packed);
+    dspark_model_close(mapped);
+    poke(dir, "lm_head.weight", "model.safetensors");
+    o.prepacked = NULL;
+    o.embed_tokens = NULL;
+    check(dspark_prepacked_check(dir, file, &o, &err), DSPARK_EMODEL, &err);
+    assert_non_null(strstr(err.message, "before it changed"));
+    check(dspark_prepacked_check(NULL, file, &o, &err), DSPARK_EINVAL, &err);
+    check(dspark_prepacked_check(dir, tmpdir_path(dir, "none"), &o, &err), DSPARK_EIO, &err);
+    tensors_clear(&t);
+    free(embed);
+    free(head);
+    drafting_close(&d);
+}
+
 /* Same bytes for every number of threads. */
 static void test_same_bytes(void **state)
 {
@@ -572,7 +616,8 @@ int main(void)
         cmocka_unit_test(test_equal),      cmocka_unit_test(test_draft),
         cmocka_unit_test(test_parts),      cmocka_unit_test(test_stale),
         cmocka_unit_test(test_other_config), cmocka_unit_test(test_targets_head),
-        cmocka_unit_test(test_whole),      cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_whole),      cmocka_unit_test(test_no_embedding),
+        cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_config_read_once),
         cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_parts_untouched),
     };

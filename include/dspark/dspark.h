@@ -331,7 +331,8 @@ DSPARK_API void dspark_model_opts_init(dspark_model_opts *opts);
 DSPARK_API dspark_status dspark_model_open(dspark_model **out, const char *path,
                                            const dspark_model_opts *opts, dspark_error *err);
 /* Pack a checkpoint into the file `out`, which appears whole or not at all; opts as for opening: parts,
- * threads, target, host's matrices, progress. In memory there are a few pieces of a weight at a time, and
+ * threads, target, host's matrices, progress. An embedding is not packed and may be nobody's; an LM head
+ * must be somebody's. In memory there are a few pieces of a weight at a time, and
  * all of the Markov head's W2.
  * May wait up to three seconds for files that have just been written: until then, their times cannot
  * tell whether they change again. DSPARK_EOUTPUT when `out` cannot be written. */
@@ -340,6 +341,11 @@ DSPARK_API dspark_status dspark_prepack(const char *path, const char *out,
 /* The DSPARK_PART_* that the prepacked file at `path` holds; its head and table are checked, not its
  * weights. DSPARK_EIO, DSPARK_EFORMAT, DSPARK_EUNSUPPORTED as in opening. */
 DSPARK_API dspark_status dspark_prepacked_parts(const char *path, uint32_t *parts, dspark_error *err);
+/* Prove that the prepacked file `file` is whole and what the checkpoint at `path` packs to: everything is
+ * read and hashed, nothing is kept. Parts are those of the file; of opts count threads, target, host's
+ * LM head and progress. Errors as in opening. */
+DSPARK_API dspark_status dspark_prepacked_check(const char *path, const char *file,
+                                                const dspark_model_opts *opts, dspark_error *err);
 DSPARK_API void dspark_model_close(dspark_model *model);
 DSPARK_API const dspark_config *dspark_model_config(const dspark_model *model);
 /* The width of one cache entry in elements: kv_lora_rank + qk_rope_head_dim. */

@@ -309,6 +309,7 @@ dspark_status dspark__borrow(dspark__filler *f, const dspark__module *own_embed,
                                 &has_config, err);
         return name_target(st, o->target, err);
     }
+    if (f->no_embed) want.embed = 0;
     if (want.embed || want.lm_head)
         return dspark__fail(err, DSPARK_EMODEL, want.embed ? "embed_tokens" : "lm_head",
                             "the draft has none of its own: give the target's checkpoint (--target DIR), or the "

@@ -313,15 +313,8 @@ static dspark_status make_modules(dspark_model *m, dspark_error *err)
     return dspark__weight_stream(m->ckpt, c, take_arrival, m, err);
 }
 
-dspark_status dspark__model_open(dspark_model **out, const char *path,
-                                 const dspark_model_opts *opts, dspark_error *err)
-{
-    return dspark__model_open_packing(out, path, opts, NULL, err);
-}
-
-dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
-                                         const dspark_model_opts *opts, dspark__packer *packer,
-                                         dspark_error *err)
+static dspark_status open_model(dspark_model **out, const char *path, const dspark_model_opts *opts,
+                                dspark__packer *packer, int no_embed, dspark_error *err)
 {
     dspark_status st;
     dspark_allocator a = dspark__allocator_or_default(opts->allocator);
@@ -342,7 +335,7 @@ dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
     if ((st = dspark__rope_init(&m->rope, &m->config, err)) != DSPARK_OK) goto fail;
     if ((st = make_modules(m, err)) != DSPARK_OK) goto fail;
     dspark__filler f = {.model = m, .ckpt = m->ckpt, .quant = m->quant, .opts = opts,
-                        .packer = packer, .total = count_work(m)};
+                        .packer = packer, .no_embed = no_embed, .total = count_work(m)};
     if ((st = open_prepacked(&f, err)) != DSPARK_OK) goto fail;
     /* Nothing to pack and nothing to hash: no pool. A host's LM head is hashed in any case. */
     const uint32_t n_threads = f.prepacked && f.trusted && !opts->lm_head ? 1 : opts->n_threads;
@@ -360,6 +353,19 @@ fail:
     dspark__config_free(doc);
     dspark__model_close(m);
     return st;
+}
+
+dspark_status dspark__model_open(dspark_model **out, const char *path,
+                                 const dspark_model_opts *opts, dspark_error *err)
+{
+    return open_model(out, path, opts, NULL, 0, err);
+}
+
+dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
+                                         const dspark_model_opts *opts, dspark__packer *packer,
+                                         dspark_error *err)
+{
+    return open_model(out, path, opts, packer, 1, err);
 }
 
 void dspark__model_close(dspark_model *m)

@@ -72,7 +72,8 @@ struct dspark_model {
 
 dspark_status dspark__model_open(dspark_model **out, const char *path,
                                  const dspark_model_opts *opts, dspark_error *err);
-/* The same, but packed weights go to `packer` and are not kept: the model can only be closed. */
+/* The same for a model that will only be closed, so that an embedding may be missing. With `packer` packed
+ * weights go there and are not kept. */
 dspark_status dspark__model_open_packing(dspark_model **out, const char *path,
                                          const dspark_model_opts *opts, dspark__packer *packer,
                                          dspark_error *err);

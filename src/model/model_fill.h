@@ -15,6 +15,7 @@ typedef struct dspark__filler {
     const dspark_model_opts *opts;
     dspark__prepacked *prepacked;        /* shards come from there instead; or NULL */
     dspark__packer *packer;              /* shards go there and are not kept; or NULL */
+    int no_embed;                        /* the model will not draft: the embedding need not be there */
     int trusted;                         /* the checkpoint's files are those of `prepacked` */
     /* Progress counts weights as bf16, whatever they are stored as: what is stored of the present
      * shard is told in row_bytes a row, each worth row_work. */

@@ -198,3 +198,16 @@ dspark_status dspark__prepack(const char *ckpt, const char *out, const dspark_mo
     dspark__free(NULL, p, sizeof *p);
     return st;
 }
+
+dspark_status dspark__prepacked_check(const char *ckpt, const char *file, const dspark_model_opts *opts,
+                                      dspark_error *err)
+{
+    dspark_model *m = NULL;
+    dspark_model_opts own = *opts;
+    own.prepacked = file;
+    own.prepacked_verify = 1;
+    dspark_status st = dspark__prepacked_parts(file, &own.parts, err);
+    if (st == DSPARK_OK) st = dspark__model_open_packing(&m, ckpt, &own, NULL, err);
+    dspark__model_close(m);
+    return st;
+}

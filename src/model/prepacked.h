@@ -114,5 +114,8 @@ dspark__prepacked_head *dspark__packer_head(dspark__packer *p);
 
 dspark_status dspark__prepack(const char *ckpt, const char *out, const dspark_model_opts *opts,
                               dspark_error *err);
+/* DSPARK_OK: the file is whole and what an opening of ckpt would pack. */
+dspark_status dspark__prepacked_check(const char *ckpt, const char *file, const dspark_model_opts *opts,
+                                      dspark_error *err);
 
 #endif
