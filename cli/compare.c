@@ -260,7 +260,8 @@ static dspark_status run_piece(compare_job *job, const variant *v, dspark_contex
         st = out_set_error(err, DSPARK_EINTERNAL, "", "%zu rows of %zu are complete", info.n_rows,
                            batch.n_tokens);
     if (st == DSPARK_OK) return out_check_interrupt(err);
-    return dump_first_fault(&job->rows, context, &batch, dspark_cache_get_view(cache), st, err);
+    return dump_first_fault(&job->rows, job->args->checkpoint, context, &batch,
+                            dspark_cache_get_view(cache), st, err);
 }
 
 static dspark_status run_variant(compare_job *job, variant *v, dspark_error *err)

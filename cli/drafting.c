@@ -164,7 +164,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         batch.first_row = (size_t)first;
         st = dump_check_rows(rows, first, n, err);
         if (st == DSPARK_OK) st = dspark_context_run(context, &batch, &d->view, NULL, err);
-        st = dump_first_fault(rows, context, &batch, &d->view, st, err);
+        st = dump_first_fault(rows, d->args->checkpoint, context, &batch, &d->view, st, err);
         d->context_seconds += out_clock() - t0;
         dump_forget_rows(rows, first, n);
         if (st == DSPARK_OK && bar_label && progress_update(&bar, first + n, rows->n_rows))

@@ -226,8 +226,23 @@ dspark_status dump_check_rows(const dump *d, uint64_t first, uint64_t n, dspark_
                          i / 2 % d->tap_width);
 }
 
-dspark_status dump_first_fault(const dump *d, dspark_context *context, const dspark_batch *batch,
-                               const dspark_cache_view *view, dspark_status st, dspark_error *err)
+/* Is the error about rows that were given, not about a tensor of the checkpoint? */
+static int is_about_rows(const dump *d, const dspark_error *err)
+{
+    const char *where = err->where;
+    return strncmp(where, d->path, strlen(d->path)) == 0 || strcmp(where, "taps") == 0 ||
+           strcmp(where, "states") == 0 || strcmp(where, "entries") == 0;
+}
+
+static void add_rows(const dump *d, dspark_error *err)
+{
+    const size_t n = strlen(err->message);
+    snprintf(err->message + n, sizeof err->message - n, " (rows of %s)", d->path);
+}
+
+dspark_status dump_first_fault(const dump *d, const char *checkpoint, dspark_context *context,
+                               const dspark_batch *batch, const dspark_cache_view *view, dspark_status st,
+                               dspark_error *err)
 {
     dspark_batch before = *batch;
     if (st != DSPARK_ENONFINITE) return st;
@@ -240,7 +255,12 @@ dspark_status dump_first_fault(const dump *d, dspark_context *context, const dsp
         dspark_error earlier;
         if (dspark_context_run(context, &before, view, NULL, &earlier) != DSPARK_OK) *err = earlier;
     }
-    out_add_path(err, d->path);
+    if (is_about_rows(d, err)) {
+        out_add_path(err, d->path);
+    } else {
+        add_rows(d, err);
+        out_add_path(err, checkpoint);
+    }
     return err->code;
 }
 

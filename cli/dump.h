@@ -46,9 +46,11 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
 void dump_forget_rows(const dump *d, uint64_t first, uint64_t n);
 /* What comes of rows of the dump, a batch with first_row (from their taps or their states), is st. When
  * something is not finite, *err tells of the first row with which anything is wrong, whatever the batch: a row
- * before the one that was met may overflow later on the way. Returns what *err says. */
-dspark_status dump_first_fault(const dump *d, dspark_context *context, const dspark_batch *batch,
-                               const dspark_cache_view *view, dspark_status st, dspark_error *err);
+ * before the one that was met may overflow later on the way. It is told of the dump, or of the checkpoint when
+ * ordinary rows overflow in it. Returns what *err says. */
+dspark_status dump_first_fault(const dump *d, const char *checkpoint, dspark_context *context,
+                               const dspark_batch *batch, const dspark_cache_view *view, dspark_status st,
+                               dspark_error *err);
 void dump_close(dump *d);
 
 /* What the taps look like, row by row: enough to see a dump whose taps were never filled, filled

@@ -320,7 +320,7 @@ static void write_spikes(const char *name, uint64_t n, uint16_t ground, uint64_t
     assert_int_equal(dspark_writer_commit(w, NULL), DSPARK_OK);
 }
 
-/* What is wrong with a row of the dump is told of the dump's row, with the same words for every batch. */
+/* What is wrong is told of the dump's row, or of the checkpoint, with the same words for every batch. */
 static void same_words(const char *checkpoint, const char *name, const char *says, int drafts)
 {
     static const char *const batches[] = {"512", "1", "10", "149", "1024"};
@@ -350,7 +350,7 @@ static void test_overflow(void **state)
 {
     (void)state;
     write_spikes("huge.st", 600, 0x3f80, 577, 0x7f7f, 577, 0);
-    same_words("tiny", "huge.st", "row 577, layer 0 overflows", 1);
+    same_words("tiny", "huge.st", "huge.st: states: row 577 overflows", 1);
 }
 
 /* One row overflows, another one is no number: the first is named. */
@@ -358,46 +358,89 @@ static void test_overflow_and_nan(void **state)
 {
     (void)state;
     write_spikes("both.st", 600, 0x3f80, 577, 0x7f7f, 579, 0x7fc0);
-    same_words("tiny", "both.st", "row 577, layer 0 overflows", 1);
+    same_words("tiny", "both.st", "both.st: states: row 577 overflows", 1);
     write_spikes("both.st", 600, 0x3f80, 577, 0x7fc0, 579, 0x7f7f);
     same_words("tiny", "both.st", "row 577, tap 0, element 0: expected a finite number", 1);
     write_spikes("both.st", 3, 0x3f80, 0, 0x7fc0, 1, 0x7f7f);
     same_words("tiny", "both.st", "row 0, tap 0, element 0: expected a finite number", 1);
 }
 
-/* Weights of 1e20 behind the states: now an ordinary row overflows too, but only in its entries. Rows of
- * zeros stay zeros. */
-static void test_overflow_of_two_kinds(void **state)
+/* All of a checkpoint's tensor becomes the same value. */
+static void fill_tensor(const char *dir, const char *tensor, const char *value, size_t size)
 {
     dspark_checkpoint *c = NULL;
     const dspark_tensor *t;
     uint64_t at, data = 0;
-    char *bytes;
+    char *bytes, path[200];
     size_t n, i;
     FILE *f;
-    (void)state;
-    assert_int_equal(run_cli("synth hot --preset tiny").code, 0);
-    assert_int_equal(dspark_checkpoint_open(&c, in_folder("hot"), NULL), DSPARK_OK);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(dspark_checkpoint_open(&c, in_folder(dir), NULL), DSPARK_OK);
     for (i = 0; i < dspark_checkpoint_tensor_count(c); i++) data += dspark_checkpoint_tensor(c, i)->n_bytes;
-    t = dspark_checkpoint_find(c, "context_norm.weight");
+    t = dspark_checkpoint_find(c, tensor);
     assert_non_null(t);
-    bytes = read_whole_file(in_folder("hot/model.safetensors"), &n);
+    bytes = read_whole_file(in_folder(path), &n);
     assert_non_null(bytes);
     at = n - data + (uint64_t)((const char *)t->data - (const char *)dspark_checkpoint_tensor(c, 0)->data);
     assert_memory_equal(bytes + at, t->data, t->n_bytes);
-    for (i = 0; i < t->n_bytes; i += 2) memcpy(bytes + at + i, "\xad\x60", 2);
+    for (i = 0; i < t->n_bytes; i += size) memcpy(bytes + at + i, value, size);
     dspark_checkpoint_close(c);
-    f = fopen(in_folder("hot/model.safetensors"), "wb");
+    f = fopen(in_folder(path), "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(bytes, 1, n, f), n);
     assert_int_equal(fclose(f), 0);
     free(bytes);
+}
+
+/* Weights of 1e20 behind the states: now an ordinary row overflows too, but only in its entries. Rows of
+ * zeros stay zeros. */
+static void test_overflow_of_two_kinds(void **state)
+{
+    (void)state;
+    assert_int_equal(run_cli("synth hot --preset tiny").code, 0);
+    fill_tensor("hot", "context_norm.weight", "\xad\x60", 2);
     write_spikes("two.st", 150, 0, 77, 0x3f80, 79, 0x7f7f);
-    same_words("hot", "two.st", "entries: row 77, layer 0 overflows", 0);
+    same_words("hot", "two.st", "dspark: hot: context_norm.weight: row 77, layer 0 overflows, whatever its own "
+               "numbers are: the norm's are up to 9.97e+19 (rows of two.st)", 0);
     write_spikes("two.st", 150, 0, 77, 0x7f7f, 79, 0x3f80);
-    same_words("hot", "two.st", "states: row 77, layer 0 overflows", 0);
+    same_words("hot", "two.st", "dspark: two.st: states: row 77 overflows", 0);
     write_spikes("two.st", 150, 0, 77, 0x3f80, 79, 0x7fc0);
-    same_words("hot", "two.st", "entries: row 77, layer 0 overflows", 0);
+    same_words("hot", "two.st", "dspark: hot: context_norm.weight: row 77, layer 0 overflows", 0);
+}
+
+/* Ordinary rows that overflow: the checkpoint's tensor or module is to blame, and is named. */
+static void test_overflow_of_weights(void **state)
+{
+    static const struct { const char *tensor, *value; size_t size; const char *says; } rows[] = {
+        {"context_proj.weight_scale", "\x00\x00\x80\x7d", 4, "context_proj: row 3 overflows, and its own numbers "
+         "are ordinary: weights or scales are too large (rows of tame.st)"},
+        {"layers.2.self_attn.kv_a_proj_with_mqa.weight_scale", "\x00\x00\x80\x7d", 4,
+         "layers.2.self_attn.kv_a_proj_with_mqa: row 3, layer 2 overflows, and its own"},
+        {"layers.1.self_attn.kv_a_layernorm.weight", "\x7f\x7f", 2,
+         "layers.1.self_attn.kv_a_layernorm.weight: row 3, layer 1 overflows, whatever"},
+        {"context_norm.weight", "\x7f\x7f", 2, "context_norm.weight: row 3 overflows, whatever"},
+    };
+    size_t i;
+    (void)state;
+    write_spikes("tame.st", 5, 0, 3, 0x3f80, 4, 0x3f80);
+    for (i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[20], says[300];
+        snprintf(dir, sizeof dir, "loud%zu", i);
+        snprintf(says, sizeof says, "dspark: %s: %s", dir, rows[i].says);
+        assert_int_equal(run_cli("synth %s --preset tiny --format fp8-tensor", dir).code, 0);
+        fill_tensor(dir, rows[i].tensor, rows[i].value, rows[i].size);
+        same_words(dir, "tame.st", says, 0);
+    }
+}
+
+/* A norm of the taps themselves whose squares overflow: the row is refused, it does not go on as zeros. */
+static void test_overflow_before_the_projection(void **state)
+{
+    (void)state;
+    assert_int_equal(run_cli("synth normed --preset tiny --set fc_norm=true").code, 0);
+    write_spikes("big.st", 150, 0x3f80, 77, 0x7f7f, 79, 0x3f80);
+    same_words("normed", "big.st", "dspark: big.st: states: row 77 overflows: the result is not finite; the row's "
+               "numbers are up to 3.39e+38", 0);
 }
 
 /* ---- outputs ---- */
@@ -475,6 +518,8 @@ int main(void)
         cmocka_unit_test(test_positions),
         cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_overflow_and_nan),
+        cmocka_unit_test(test_overflow_of_weights),
+        cmocka_unit_test(test_overflow_before_the_projection),
         cmocka_unit_test(test_overflow_of_two_kinds),
         cmocka_unit_test(test_refused_outputs),
         cmocka_unit_test(test_cancelled),

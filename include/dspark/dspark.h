@@ -497,7 +497,8 @@ typedef struct dspark_run_info {
  * DSPARK_ENONFINITE when taps or states hold NaN or infinity. An entry that overflows in the
  * arithmetic is never written: the run finishes its chunk, stops with DSPARK_ENONFINITE naming the
  * first row and layer (the same for every max_tokens), and info->n_rows says how many rows before that
- * chunk are complete.
+ * chunk are complete. err->where is "states" or "entries", or the checkpoint's tensor or module when the
+ * row's numbers are ordinary (at most 1e6).
  * When two rows name one slot of a layer, the later row wins.
  * info may be NULL. Allocates nothing. */
 DSPARK_API dspark_status dspark_context_run(dspark_context *ctx, const dspark_batch *batch,

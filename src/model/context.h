@@ -1,5 +1,6 @@
 /* Context KV: hidden states to cache entries. context_kv.c checks a batch and cuts it into chunks,
- * context_stages.c computes a chunk, context_fp64.c is the fp64 twin of the same mathematics. */
+ * context_stages.c computes a chunk, context_blame.c says whose overflow it was,
+ * context_fp64.c is the fp64 twin of the same mathematics. */
 #ifndef DSPARK_MODEL_CONTEXT_H
 #define DSPARK_MODEL_CONTEXT_H
 
@@ -51,6 +52,13 @@ typedef struct dspark__bad {
     size_t row;
     uint32_t layer;
 } dspark__bad;
+
+/* What overflowed in making states or entries is named: the row of the input ("states", "entries") or the
+ * checkpoint's tensor or module. DSPARK_ENONFINITE. */
+dspark_status dspark__blame_states(const dspark_context *ctx, const dspark_batch *batch, const dspark__bad *bad,
+                                   dspark_error *err);
+dspark_status dspark__blame_entries(const dspark_context *ctx, const dspark_batch *batch,
+                                    const dspark__bad *bad, dspark_error *err);
 
 /* Bytes from one row of the batch's input to the next. */
 size_t dspark__batch_stride(const dspark_batch *batch, const dspark_config *config);

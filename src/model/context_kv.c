@@ -246,14 +246,6 @@ static void start_chunk(dspark__chunk *chunk, size_t row0, size_t n)
     }
 }
 
-static dspark_status fail_overflow(const dspark_batch *b, const dspark__bad *bad, const char *what,
-                                   dspark_error *err)
-{
-    return dspark__fail(err, DSPARK_ENONFINITE, what,
-                        "row %zu, layer %u overflows: the result is not finite",
-                        b->first_row + bad->row, bad->layer);
-}
-
 static dspark_status run_chunk(dspark__chunk *chunk, dspark_run_info *info, dspark_error *err)
 {
     const dspark_batch *b = chunk->batch;
@@ -266,8 +258,8 @@ static dspark_status run_chunk(dspark__chunk *chunk, dspark_run_info *info, dspa
         dspark__stage_rope(chunk);
         dspark__stage_insert(chunk, &info->n_written, &entries);
     }
-    if (entries.row != SIZE_MAX) return fail_overflow(b, &entries, "entries", err);
-    if (states.row != SIZE_MAX) return fail_overflow(b, &states, "states", err);
+    if (entries.row != SIZE_MAX) return dspark__blame_entries(chunk->ctx, b, &entries, err);
+    if (states.row != SIZE_MAX) return dspark__blame_states(chunk->ctx, b, &states, err);
     for (size_t i = 0; i < chunk->n; i++)
         if (b->positions[chunk->row0 + i] > info->max_position)
             info->max_position = b->positions[chunk->row0 + i];
@@ -342,7 +334,7 @@ static dspark_status states_checked(dspark_context *ctx, const dspark_batch *b, 
         size_t left = b->n_tokens - row;
         start_chunk(&chunk, row, left < ctx->layout.max_tokens ? left : ctx->layout.max_tokens);
         dspark__stage_states(&chunk, states + row * c->hidden_size, &bad);
-        if (bad.row != SIZE_MAX) return fail_overflow(b, &bad, "states", err);
+        if (bad.row != SIZE_MAX) return dspark__blame_states(ctx, b, &bad, err);
     }
     return DSPARK_OK;
 }

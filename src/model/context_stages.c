@@ -59,7 +59,6 @@ static void run_rows(const dspark__chunk *chunk, void (*task)(void *, size_t), r
                      size_t width)
 {
     atomic_init(&job->next, 0);
-    atomic_init(&job->first_bad, UINT64_MAX);
     run_stage(chunk, task, job, chunk->n, ELEMENT_COST * (double)chunk->n * (double)width);
 }
 
@@ -75,9 +74,11 @@ static void fc_norm_task(void *arg, size_t worker)
     (void)worker;
     for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < chunk->n;) {
         const unsigned char *row = taps + (chunk->row0 + i) * stride;
-        for (uint32_t t = 0; t < c->n_taps; t++)
-            chunk->ctx->kern.rmsnorm_bf16(out + (i * c->n_taps + t) * width, row + t * width * 2,
-                                          m->fc_norm + t * width, width, c->rms_norm_eps);
+        for (uint32_t t = 0; t < c->n_taps; t++) {
+            float sum = chunk->ctx->kern.rmsnorm_bf16(out + (i * c->n_taps + t) * width, row + t * width * 2,
+                                                      m->fc_norm + t * width, width, c->rms_norm_eps);
+            if (!(sum <= FLT_MAX)) note_bad(&job->first_bad, chunk->row0 + i, 0); /* it would go on as zeros */
+        }
     }
 }
 
@@ -104,6 +105,7 @@ void dspark__stage_states(const dspark__chunk *chunk, uint16_t *states, dspark__
     const dspark_config *c = &m->config;
     rows_job rows = {.chunk = chunk, .states = states};
     dspark__linear project = {.ml = &m->context_proj, .out = states, .out_stride = c->hidden_size};
+    atomic_init(&rows.first_bad, UINT64_MAX);
     if (m->fc_norm) {
         run_rows(chunk, fc_norm_task, &rows, (size_t)c->n_taps * c->tap_width);
         project.x = chunk->views[DSPARK__VIEW_TAPS];
