@@ -77,6 +77,81 @@ static dspark_status run_rows(dspark_context *context, const compare_vllm_rows *
     return st;
 }
 
+/* ---- what vLLM makes of the formats ---- */
+
+static const char *scheme_of(const json_t *linears, uint32_t layer, const char *name, uint64_t *rows)
+{
+    const json_t *linear;
+    char want[96];
+    size_t i;
+    snprintf(want, sizeof want, "layers.%u.self_attn.%s", layer, name);
+    json_array_foreach(linears, i, linear) {
+        const char *found = json_string_value(json_object_get(linear, "name"));
+        if (!found || strcmp(found, want) != 0) continue;
+        *rows = (uint64_t)json_integer_value(json_object_get(linear, "rows"));
+        return json_string_value(json_object_get(linear, "scheme"));
+    }
+    return NULL; /* a checkpoint of context KV only has no q_a_proj */
+}
+
+/* "nvfp4_ct in 4, bf16 in 1" */
+static void describe_layers(compare_vllm *out, const char *const *schemes)
+{
+    size_t used = 0;
+    uint32_t l, k, n;
+    for (l = 0; l < out->n_layers; l++) {
+        for (k = 0; k < l && strcmp(schemes[k], schemes[l]) != 0; k++) continue;
+        if (k < l || used >= sizeof out->merged) continue;
+        for (n = 0; k < out->n_layers; k++) n += strcmp(schemes[k], schemes[l]) == 0;
+        used += (size_t)snprintf(out->merged + used, sizeof out->merged - used, "%s%s in %u",
+                                 used ? ", " : "", schemes[l], n);
+    }
+}
+
+/* vLLM chooses one scheme for all layers' kv_a_proj_with_mqa and one for a layer's q_a_proj with it; blocks of
+ * rows must end where a layer does. */
+static void judge_formats(compare_vllm *out, const json_t *linears)
+{
+    const char *schemes[DSPARK_MAX_LAYERS];
+    uint64_t rows = 0, q_rows;
+    int alike = 1;
+    uint32_t l;
+    for (l = 0; l < out->n_layers; l++) {
+        schemes[l] = scheme_of(linears, l, "kv_a_proj_with_mqa", &rows);
+        if (!schemes[l]) schemes[l] = "unknown";
+        alike = alike && strcmp(schemes[l], schemes[0]) == 0;
+        if (!alike)
+            snprintf(out->refused, sizeof out->refused, "it reads these layers as one matrix, under one format");
+    }
+    describe_layers(out, schemes);
+    for (l = 0; !out->refused[0] && l < out->n_layers; l++) {
+        const char *q = scheme_of(linears, l, "q_a_proj", &q_rows);
+        if (q && strcmp(q, schemes[l]) != 0)
+            snprintf(out->refused, sizeof out->refused, "it reads q_a_proj (%s in layer %u) and "
+                     "kv_a_proj_with_mqa as one matrix, under one format", q, l);
+    }
+    if (!out->refused[0] && out->n_layers > 1 && strcmp(schemes[0], "fp8_block") == 0 && rows % 128 != 0)
+        snprintf(out->refused, sizeof out->refused, "%" PRIu64 " rows of a layer are no multiple of its blocks of "
+                 "128", rows);
+    out->one_scale = alike && (strncmp(schemes[0], "nvfp4", 5) == 0 || strcmp(schemes[0], "fp8_tensor") == 0);
+}
+
+static dspark_status read_formats(compare_vllm *out, const char *checkpoint, dspark_error *err)
+{
+    dspark_inspection *in = NULL;
+    json_t *doc;
+    dspark_status st = dspark_inspect(&in, checkpoint, NULL, err);
+    if (st != DSPARK_OK) return st;
+    doc = json_loads(dspark_inspection_json(in), 0, NULL);
+    if (doc)
+        judge_formats(out, json_object_get(json_object_get(doc, "quantisation"), "linears"));
+    else
+        st = out_set_error(err, DSPARK_ENOMEM, "", "out of memory");
+    json_decref(doc);
+    dspark_inspection_free(in);
+    return st;
+}
+
 dspark_status compare_vllm_run(compare_vllm *out, const compare_vllm_rows *rows,
                                const dspark_cache_view *exact, dspark_error *err)
 {
@@ -104,6 +179,7 @@ dspark_status compare_vllm_run(compare_vllm *out, const compare_vllm_rows *rows,
     st = run_rows(context, rows, config->hidden_size, most, view, err);
     if (st != DSPARK_OK) goto done;
     out->n_layers = config->n_layers;
+    if ((st = read_formats(out, rows->checkpoint, err)) != DSPARK_OK) goto done;
     width = dspark_model_entry_width(model);
     latent = config->kv_lora_rank;
     for (l = 0; l < config->n_layers; l++) {
@@ -126,16 +202,27 @@ static uint64_t count_different(const compare_vllm *r)
     return n;
 }
 
+/* What was compared, and what vLLM would do with it. */
+static void print_merge(const compare_vllm *r)
+{
+    printf("  kv_a_proj_with_mqa of %u layers: %s\n", r->n_layers, r->merged);
+    if (r->refused[0]) printf("  vLLM would not load this checkpoint: %s\n", r->refused);
+    printf("  %s: ", r->one_scale ? "of such formats vLLM keeps one scale"
+                   : r->refused[0] ? "nothing to merge was found" : "exact: every row keeps its own scales, if any");
+}
+
 int compare_vllm_print(const compare_vllm *r)
 {
     out_table t;
     uint32_t l;
     int part;
     printf("\nvLLM's merge against the exact one (inexact, for comparing; it decides nothing):\n");
+    print_merge(r);
     if (!count_different(r)) {
-        printf("  the same bits on these rows\n");
+        printf("the same bits on these rows\n");
         return 0;
     }
+    printf("other entries\n");
     out_table_init(&t, "llrrrr");
     out_table_cell(&t, "layer");
     out_table_cell(&t, "part");
@@ -177,6 +264,8 @@ json_t *compare_vllm_json(const compare_vllm *r)
         out_append(layers, json_part(&r->latent[l], l, "latent"));
         out_append(layers, json_part(&r->rope[l], l, "rope_key"));
     }
+    out_set(doc, "merged", json_string(r->merged));
+    out_set(doc, "refused", r->refused[0] ? json_string(r->refused) : json_null());
     out_set(doc, "values_different", json_integer((json_int_t)count_different(r)));
     out_set(doc, "layers", layers);
     return doc;

@@ -17,6 +17,9 @@ typedef struct vllm_part {
 
 typedef struct compare_vllm {
     uint32_t n_layers;
+    char merged[200];  /* the formats of what vLLM makes one matrix of: "nvfp4_ct in 4, bf16 in 1" */
+    int one_scale;     /* are they of a kind of which vLLM keeps one scale? */
+    char refused[200]; /* why vLLM would not load this checkpoint; "" when nothing is known against it */
     vllm_part latent[DSPARK_MAX_LAYERS];
     vllm_part rope[DSPARK_MAX_LAYERS];
 } compare_vllm;

@@ -436,6 +436,21 @@ static void test_compare_vllm(void **state)
     assert_has(r.out, "vLLM's merge against the exact one");
     assert_has(r.out, "rms ratio");
     assert_has(r.out, "\nequal: ");
+    assert_has(r.out, "  kv_a_proj_with_mqa of 5 layers: nvfp4_ct in 5\n  of such formats vLLM keeps one scale: other entries\n");
+    r = run_cli_to(0, "compare tiny --vllm-compat --isa ref");
+    assert_has(r.out, "bf16 in 5\n  exact: every row keeps its own scales, if any: the same bits on these rows\n");
+    /* "the same bits" is no praise where vLLM merges nothing because it would not load the checkpoint */
+    assert_int_equal(run_cli("quantize tiny part --format nvfp4 --ignore layers.0.self_attn.kv_a* --no-compare").code, 0);
+    r = run_cli_to(0, "compare part --vllm-compat --isa ref");
+    assert_has(r.out, "bf16 in 1, nvfp4_ct in 4\n  vLLM would not load this checkpoint: it reads these layers as one "
+               "matrix, under one format\n  nothing to merge was found: the same bits on these rows\n");
+    assert_int_equal(run_cli("quantize tiny pair --format nvfp4 --ignore *.q_a* --no-compare").code, 0);
+    doc = run_json(0, "compare pair --vllm-compat --isa ref");
+    assert_string_equal(said_text(json_object_get(doc, "vllm_compat"), "merged"), "nvfp4_ct in 5");
+    assert_has(said_text(json_object_get(doc, "vllm_compat"), "refused"), "q_a_proj (bf16 in layer 0)");
+    json_decref(doc);
+    assert_int_equal(run_cli("quantize tiny blocks --format fp8-block --no-compare").code, 0);
+    assert_has(run_cli_to(0, "compare blocks --vllm-compat --isa ref").out, "24 rows of a layer are no multiple");
     /* codes that vLLM's merge does not know stay what they are */
     assert_int_equal(run_cli("synth e5m2 --preset tiny --format fp8-e5m2").code, 0);
     r = run_cli("compare e5m2 --vllm-compat");
