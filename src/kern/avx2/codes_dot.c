@@ -6,6 +6,7 @@
 #include "kern/avx2/bits.h"
 
 #include "base/fpenv.h"
+#include "kern/dot_bounds.h"
 
 enum {
     GROUP_K = 8,
@@ -19,8 +20,7 @@ enum {
     SIDE = 3,                        /* panels that are read side by side */
     LEAD = 2,                        /* one row: groups that are expanded before they are multiplied */
     RING = 4,
-    LINE = 64,
-    SCALE_POWER = 32                 /* e8m0 scales 2^-32 .. 2^32, see is_tame */
+    LINE = 64
 };
 
 /* What p points at may have changed, for all that the compiler knows: it is loaded again. */
@@ -548,23 +548,21 @@ static int is_within(const dspark__dot_codes *d, int low, int high)
 }
 
 /* Are x such that nothing rounds, overflows or is flushed that would not be without the powers of two?
- * times 2^power x stay normal. Sums that are rescaled: with weights that are multiples of 2^-17 and at
- * most 2^16, scales within 2^-32 .. 2^32 and x within 2^-36 .. 2^28, sums of up to 2^17 products are
- * multiples of 2^-92, at most 2^93, and 2^-32 to 2^32 times as much when they are rescaled. Sums before
- * the last k % 8 go by the plain way, and are true ones again. */
+ * times 2^power x stay normal. For sums that are rescaled x and k are within dot_bounds.h, as all 8-bit
+ * floats and nibbles are. Sums before the last k % 8 go by the plain way, and are true ones again. */
 static int is_tame(const dot_job *job)
 {
     const int p = job->power;
     if (job->d->format->scale == DSPARK__CODE_E8M0)
-        return job->d->k <= 1u << 17 && is_within(job->d, 127 - 36, 127 + 27);
+        return job->d->k <= (size_t)1 << TAME_K && is_within(job->d, 127 - TAME_LOW, 127 + TAME_HIGH - 1);
     return p == 0 || is_within(job->d, p < 0 ? 1 - p : 1, p > 0 ? 254 - p : 254);
 }
 
-/* Are all scales of the panels within 2^-SCALE_POWER .. 2^SCALE_POWER? */
+/* Are all scales of the panels within 2^-POWERS .. 2^POWERS? */
 static int are_tame(const dspark__dot_codes *d, size_t panel, size_t n_panels)
 {
     const size_t n = dspark__code_scale_bytes(d->format, d->k);
-    const __m128i low = _mm_set1_epi8(127 - SCALE_POWER), high = _mm_set1_epi8((char)(127 + SCALE_POWER));
+    const __m128i low = _mm_set1_epi8(127 - POWERS), high = _mm_set1_epi8((char)(127 + POWERS));
     __m128i tame = _mm_set1_epi8(-1);
     for (size_t p = panel; p < panel + n_panels; p++) {
         for (size_t i = 0; i < n; i += 16) { /* 48 bytes a row */

@@ -10,6 +10,7 @@
 #define DSPARK_KERN_AVX512_CODES_DOT_H
 
 #include "kern/avx512/nibbles.h"
+#include "kern/dot_bounds.h"
 
 typedef enum way {
     BYTES_HALF,       /* 8 bits: bit 7 is the sign, 128 entries are looked up */
@@ -42,14 +43,6 @@ DSPARK__INLINE size_t group_bytes(way how)
 {
     return is_bytes(how) ? 384 : 192;
 }
-
-/* Bounds that keep every sum in the range, whatever power it stands under: entries are zero or within
- * 2^-NEAR .. 2^NEAR, powers of scales within 2^-POWERS .. 2^POWERS (e4m3's are), x zero or within
- * 2^-TAME_LOW .. 2^TAME_HIGH, and k at most 2^TAME_K. A weight is a multiple of 2^(-NEAR - 7 - POWERS) and
- * x of 2^(-TAME_LOW - 7), so every sum of products is a multiple of 2^-102, and of 2^-126 under another
- * power: none but 0 is subnormal. No sum is larger than 2^(16 + 24 + 40 + 20) times a rounding error, or
- * 2^124 under another power. */
-enum { NEAR = 16, POWERS = 24, TAME_LOW = 48, TAME_HIGH = 40, TAME_K = 20 };
 
 /* BYTES: of[0..1] lower halves of codes 0-127, [2..3] upper halves, [4..7] the same of the others.
  * NIBBLES_PRODUCT: of[0] lower halves by mantissa + 8 * code without its sign, [1..2] upper halves by
