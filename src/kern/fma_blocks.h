@@ -56,6 +56,15 @@ static const char *find_piece(const dspark__gemm_bf16 *g, size_t p, size_t i)
     return g->prefetch && (i + 1) * bytes <= g->prefetch_bytes ? (const char *)g->prefetch + i * bytes : NULL;
 }
 
+/* A piece of a narrow panel as one of 48. What the others hold is seen nowhere, but must be numbers. */
+static void widen_piece(uint16_t *to, const uint16_t *from, size_t n_pairs, size_t width)
+{
+    for (size_t pair = 0; pair < n_pairs; pair++, to += PAIR, from += 2 * width) {
+        memcpy(to, from, 4 * width);
+        memset(to + 2 * width, 0, 4 * (DSPARK__PANEL - width));
+    }
+}
+
 /* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
 static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
                       size_t n_rows)
@@ -63,6 +72,7 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
     enum { X_LINES = 4 * STEP / LINE };
     _Alignas(64) float wide[BLOCK_ROWS * 2 * STEP];
     _Alignas(64) float local[BLOCK_PANELS * LOCAL_ROWS * DSPARK__PANEL];
+    _Alignas(64) uint16_t whole[PIECE];
     const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
     float *acc = g->acc ? g->acc + (p0 * g->n_rows + row) * DSPARK__PANEL : local;
     const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
@@ -84,6 +94,12 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
                 fetch = s.near != NULL;
             } else {
                 s.far = s.near = (const char *)(s.w + (more ? PIECE : 0));
+            }
+            const size_t width = panel_width(g, p0 + p);
+            if (width < DSPARK__PANEL) {
+                widen_piece(whole, g->panels + (p0 + p) * g->panel_stride + k * width, s.n_pairs, width);
+                s.w = whole;
+                fetch = 0;
             }
             for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
                 fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);

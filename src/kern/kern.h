@@ -20,6 +20,14 @@ static inline size_t dspark__panel_elements(size_t k)
     return (k + 1) / 2 * DSPARK__PANEL * 2;
 }
 
+/* Where many weights have few rows, a last panel of 48 would be a good part of what is read. It may be
+ * narrow instead: [ceil(k/2)][16 or 32][2]. This is how wide it is for so many rows; 0: not narrow. */
+static inline size_t dspark__narrow_width(size_t rows)
+{
+    const size_t left = rows % DSPARK__PANEL;
+    return left > 32 ? 0 : (left + 15) / 16 * 16;
+}
+
 /* x[n_rows][k] times n_panels panels. Output (row i, panel p, lane j) is one fp32 accumulator fed
  * in order of k as the bf16 dot instruction does: per pair the odd element's fused multiply-add,
  * then the even element's, with subnormal inputs, accumulators and results flushed to signed zero.
@@ -32,6 +40,7 @@ typedef struct dspark__gemm_bf16 {
     const uint16_t *panels;   /* first panel, advanced to this block of k (an even offset) */
     size_t panel_stride;      /* elements from one panel to the next */
     size_t n_panels;          /* >= 0 */
+    size_t narrow;            /* outputs that the last of these panels is wide, when first and last; 0: 48 */
     size_t k;                 /* elements of k in this call; odd only in the last block */
     float *acc;               /* [n_panels][n_rows][48] partial sums between blocks of k; may be
                                * NULL when first and last, and may be overwritten then */

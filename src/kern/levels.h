@@ -19,6 +19,12 @@ DSPARK__INLINE unsigned char *bf16_at_mut(void *row, size_t i)
     return (unsigned char *)row + 2 * i;
 }
 
+/* Outputs that panel p has room for. */
+DSPARK__INLINE size_t panel_width(const dspark__gemm_bf16 *g, size_t p)
+{
+    return g->narrow && p + 1 == g->n_panels ? g->narrow : DSPARK__PANEL;
+}
+
 /* Outputs of panel p that exist. */
 DSPARK__INLINE size_t panel_outputs(const dspark__gemm_bf16 *g, size_t p)
 {
@@ -227,6 +233,8 @@ void dspark__bound_codes__avx512(unsigned char *to, const float (*w)[DSPARK__PAN
                              const float *step, float *left);
 
 void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g);
+/* Where first and last, of up to 9 rows or with a narrow panel. */
+void dspark__gemm_short__avx512bf16(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512bf16(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                        float *sum);
 void dspark__attend_begin__avx512bf16(const dspark__attend *t);

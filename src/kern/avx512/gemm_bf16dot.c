@@ -33,6 +33,7 @@ enum {
     AHEAD_ROWS = 7,    /* the fewest rows of a lone tile that fetches ahead */
     CHANCES = 3,
     GAP = 42,          /* pairs: 8 KB */
+    SHORT_K = 1024,    /* up to it sums of a lone tile are best kept in registers (gemm_short_bf16dot.c) */
     LINE = 64
 };
 
@@ -281,6 +282,10 @@ void dspark__gemm_bf16__avx512bf16(const dspark__gemm_bf16 *g)
     _Alignas(64) float local[GROUP * DSPARK__PANEL];
     /* Sums that stay here bound the rows that go together. */
     const size_t most = g->acc || g->n_rows < GROUP ? g->n_rows : GROUP;
+    if (g->narrow || (g->first && g->last && g->n_rows <= LONE_ROWS && g->k <= SHORT_K)) {
+        dspark__gemm_short__avx512bf16(g);
+        return;
+    }
     for (size_t row = 0, n; row < g->n_rows; row += n) {
         n = g->n_rows - row < most ? g->n_rows - row : most;
         for (size_t p = 0; p < g->n_panels; p++) {

@@ -34,15 +34,15 @@ static float multiply_add(float x, float y, float acc)
 void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g)
 {
     for (size_t p = 0; p < g->n_panels; p++) {
-        const uint16_t *panel = g->panels + p * g->panel_stride; /* [ceil(k/2)][48][2] */
-        size_t n_out = panel_outputs(g, p);
+        const uint16_t *panel = g->panels + p * g->panel_stride; /* [ceil(k/2)][width][2] */
+        const size_t width = panel_width(g, p), n_out = panel_outputs(g, p);
         for (size_t i = 0; i < g->n_rows; i++) {
             const unsigned char *x = (const unsigned char *)g->x + i * g->x_stride;
             float *acc = g->acc ? g->acc + (p * g->n_rows + i) * DSPARK__PANEL : NULL;
-            for (size_t j = 0; j < DSPARK__PANEL; j++) {
+            for (size_t j = 0; j < width; j++) {
                 float sum = g->first ? 0.0f : acc[j];
                 for (size_t k = 0; k < g->k; k += 2) {
-                    const uint16_t *w = panel + k * DSPARK__PANEL + 2 * j;
+                    const uint16_t *w = panel + k * width + 2 * j;
                     uint16_t x0 = dspark__load_u16(bf16_at(x, k));
                     uint16_t x1 = k + 1 < g->k ? dspark__load_u16(bf16_at(x, k + 1)) : 0;
                     sum = multiply_add(load_flushed(x1), load_flushed(w[1]), sum);
