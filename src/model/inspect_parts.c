@@ -253,6 +253,11 @@ static uint64_t bf16_bytes(uint64_t rows, uint64_t k)
     return dspark__packing_bytes(&dspark__packing_bf16, rows, k);
 }
 
+static uint64_t head_bytes(uint64_t rows, uint64_t k)
+{
+    return dspark__packing_bytes(&dspark__packing_narrow, rows, k);
+}
+
 /* Layers and heads as model_block.c keeps them: kv_b in its two halves, biases inside a matrix. The
  * tables are looked up in the files and take no memory of their own. */
 static void add_block(const dspark_config *c, const dspark__quant_modules *linears, uint64_t *file,
@@ -282,7 +287,7 @@ static void add_block(const dspark_config *c, const dspark__quant_modules *linea
         snprintf(name, sizeof name, "layers.%u.self_attn.kv_b_proj", l);
         add_linear(linears, name, heads * (p + v), width, file, &unused);
     }
-    *packed += layers * heads * (bf16_bytes(width, p) + bf16_bytes(v, width));
+    *packed += layers * heads * (head_bytes(width, p) + head_bytes(v, width));
     add_linear(linears, "markov_head.markov_w2", c->vocab_size, c->markov_rank, file, packed);
     *packed += bound_bytes(linears, "markov_head.markov_w2", c->vocab_size, c->markov_rank);
     if (mix) {

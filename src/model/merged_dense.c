@@ -16,9 +16,9 @@ typedef struct dense_job {
 } dense_job;
 
 /* Panel p of W, whose columns lie in rows: a pair of k is two rows, and no row need be gathered. */
-static void pack_turned(uint16_t *panel, const uint16_t *w, size_t stride, size_t n_rows, size_t k)
+static void pack_turned(uint16_t *panel, size_t width, const uint16_t *w, size_t stride, size_t n_rows, size_t k)
 {
-    for (size_t i = 0; i < k; i += 2, panel += 2 * DSPARK__PANEL, w += 2 * stride) {
+    for (size_t i = 0; i < k; i += 2, panel += 2 * width, w += 2 * stride) {
         const uint16_t *second = i + 1 < k ? w + stride : NULL;
         size_t lane = 0;
         if (second)
@@ -26,11 +26,21 @@ static void pack_turned(uint16_t *panel, const uint16_t *w, size_t stride, size_
                 panel[2 * lane] = w[lane];
                 panel[2 * lane + 1] = second[lane];
             }
-        for (; lane < DSPARK__PANEL; lane++) {
+        for (; lane < width; lane++) {
             panel[2 * lane] = lane < n_rows ? w[lane] : 0;
             panel[2 * lane + 1] = 0;
         }
     }
+}
+
+/* A narrow panel of rows as they lie. */
+static void pack_narrow(uint16_t *panel, size_t width, const uint16_t *w, size_t stride, size_t n_rows, size_t k)
+{
+    for (size_t i = 0; i < k; i += 2, panel += 2 * width)
+        for (size_t lane = 0; lane < width; lane++) {
+            panel[2 * lane] = lane < n_rows ? w[lane * stride + i] : 0;
+            panel[2 * lane + 1] = lane < n_rows && i + 1 < k ? w[lane * stride + i + 1] : 0;
+        }
 }
 
 static void pack_one(const dense_job *job, uint32_t i)
@@ -41,8 +51,11 @@ static void pack_one(const dense_job *job, uint32_t i)
     for (size_t p = 0; p < shard->n_panels; p++) {
         const size_t row = p * DSPARK__PANEL, left = shard->rows - row;
         const size_t n = left < DSPARK__PANEL ? left : DSPARK__PANEL;
+        const size_t narrow = shard->packing.narrow && n == left ? dspark__narrow_width(n) : 0;
+        const size_t width = narrow ? narrow : DSPARK__PANEL;
         uint16_t *panel = (uint16_t *)(void *)(shard->codes + p * shard->code_stride);
-        if (from->turned) pack_turned(panel, w + row, from->stride, n, job->ml->k);
+        if (from->turned) pack_turned(panel, width, w + row, from->stride, n, job->ml->k);
+        else if (narrow) pack_narrow(panel, width, w + row * from->stride, from->stride, n, job->ml->k);
         else job->kern->pack_panel(panel, w + row * from->stride, 2 * from->stride, n, job->ml->k);
     }
 }
@@ -76,7 +89,7 @@ dspark_status dspark__merged_linear_fill_many(dspark__merged_linear *ml, uint32_
             st = dspark__fail(err, DSPARK_EMODEL, ml->name, "shard %u was filled twice", first + taken);
             break;
         }
-        shard->packing = dspark__packing_bf16;
+        shard->packing = ml->narrow ? dspark__packing_narrow : dspark__packing_bf16;
         st = dspark__shard_take_memory(ml, first + taken, 0, err);
     }
     if (st != DSPARK_OK) {

@@ -23,6 +23,7 @@
 #define ARENA_SHARD ((uint64_t)16 << 20)
 
 const dspark__packing dspark__packing_bf16 = {.bits = 16};
+const dspark__packing dspark__packing_narrow = {.bits = 16, .narrow = 1};
 
 /* ---- memory of a shard ---- */
 
@@ -47,7 +48,10 @@ static int measure(shard_sizes *z, const dspark__packing *p, uint64_t rows, uint
                                    : dspark__code_panel_bytes(&p->format, k);
     z->scale_stride = p->bits == 16 ? 0 : dspark__code_scale_bytes(&p->format, k);
     z->n_groups = p->group ? dspark__ceil_div_u64(k, p->group) : 0;
-    return add_part(&z->total, &z->codes, z->n_panels, z->code_stride) &&
+    const uint64_t width = p->narrow ? dspark__narrow_width(rows) : 0; /* of a panel that is less than one */
+    const uint64_t narrow = width ? z->code_stride / DSPARK__PANEL * width : 0;
+    return add_part(&z->total, &z->codes, z->n_panels - (narrow > 0), z->code_stride) &&
+           dspark__add_u64(z->codes, narrow, &z->codes) && dspark__add_u64(z->total, narrow, &z->total) &&
            add_part(&z->total, &z->scales, z->n_panels, z->scale_stride) &&
            add_part(&z->total, &z->groups, z->n_panels * DSPARK__PANEL * sizeof(float), z->n_groups) &&
            add_part(&z->total, &z->rows, z->n_panels * DSPARK__PANEL,
@@ -102,7 +106,7 @@ static dspark_status take_arena(dspark__merged_linear *ml, const dspark__packing
 
 dspark_status dspark__merged_linear_reserve(dspark__merged_linear *ml, dspark_error *err)
 {
-    return take_arena(ml, &dspark__packing_bf16, err);
+    return take_arena(ml, ml->narrow ? &dspark__packing_narrow : &dspark__packing_bf16, err);
 }
 
 /* The place of shard s in the arena, or NULL: there is none, or it is too small. */
@@ -169,7 +173,7 @@ void dspark__shard_clear_gaps(const dspark__merged_linear *ml, uint32_t s)
 
 const void *dspark__shard_rest(const dspark__shard *shard, size_t *bytes)
 {
-    const uint64_t codes = (uint64_t)shard->n_panels * shard->code_stride;
+    const uint64_t codes = shard->packing.bits == 16 ? shard->bytes : (uint64_t)shard->n_panels * shard->code_stride;
     *bytes = (size_t)(shard->bytes - codes);
     if (!*bytes) return NULL;
     return shard->codes ? shard->codes + codes : (const unsigned char *)shard->memory;
@@ -262,23 +266,25 @@ static void name_next(dspark__gemm_bf16 *g, const void *at, uint32_t n_k)
     g->prefetch_bytes = (size_t)(n_k < BLOCK_K ? n_k : BLOCK_K) * DSPARK__PANEL * sizeof(uint16_t);
 }
 
-static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint32_t p0,
-                     uint32_t n_panels, uint32_t k, size_t n_out, dspark__gemm_bf16 *g, const void *x,
-                     float *acc, uint16_t *out, const void *next)
+/* All of k in one call. */
+static void run_streams(const dspark__kern *kern, const uint16_t *panels, size_t n_panels, size_t narrow, uint32_t k,
+                        size_t n_out, dspark__gemm_bf16 *g, const void *x, uint16_t *out, const void *next)
 {
-    const uint16_t *first = (const uint16_t *)(const void *)shard->codes + p0 * g->panel_stride;
-    if (g->n_rows <= FEW_ROWS) {
-        g->x = x;
-        g->panels = first;
-        g->n_panels = n_panels;
-        g->k = k;
-        g->first = g->last = 1;
-        g->out = out;
-        g->n_out = n_out;
-        name_next(g, next, k);
-        kern->gemm_bf16(g);
-        return;
-    }
+    g->x = x;
+    g->panels = panels;
+    g->n_panels = n_panels;
+    g->narrow = narrow;
+    g->k = k;
+    g->first = g->last = 1;
+    g->out = out;
+    g->n_out = n_out;
+    name_next(g, next, k);
+    kern->gemm_bf16(g);
+}
+
+static void run_blocks(const dspark__kern *kern, const uint16_t *first, uint32_t n_panels, uint32_t k, size_t n_out,
+                       dspark__gemm_bf16 *g, const void *x, float *acc, uint16_t *out, const void *next)
+{
     const uint32_t step = g->n_rows <= WHOLE_ROWS ? 1 : BLOCK_PANELS;
     g->acc = acc;
     for (uint32_t p = 0; p < n_panels; p += step) {
@@ -299,6 +305,24 @@ static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint3
             kern->gemm_bf16(g);
         }
     }
+}
+
+static void run_bf16(const dspark__shard *shard, const dspark__kern *kern, uint32_t p0,
+                     uint32_t n_panels, uint32_t k, size_t n_out, dspark__gemm_bf16 *g, const void *x,
+                     float *acc, uint16_t *out, const void *next)
+{
+    const uint16_t *first = (const uint16_t *)(const void *)shard->codes + p0 * g->panel_stride;
+    const int ends = shard->packing.narrow && p0 + n_panels == shard->n_panels;
+    const size_t narrow = ends ? dspark__narrow_width(shard->rows) : 0;
+    if (g->n_rows <= FEW_ROWS) {
+        run_streams(kern, first, n_panels, narrow, k, n_out, g, x, out, next);
+        return;
+    }
+    const uint32_t n_whole = n_panels - (narrow > 0); /* blocks of k are of whole panels */
+    const size_t before = (size_t)n_whole * DSPARK__PANEL;
+    const uint16_t *last = first + n_whole * g->panel_stride;
+    run_blocks(kern, first, n_whole, k, narrow ? before : n_out, g, x, acc, out, narrow ? last : next);
+    if (narrow) run_streams(kern, last, 1, narrow, k, n_out - before, g, x, out + before, next);
 }
 
 void dspark__merged_linear_rows(const dspark__merged_linear *ml, const dspark__kern *kern,

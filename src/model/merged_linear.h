@@ -16,7 +16,8 @@ typedef struct dspark__shard {
     uint32_t rows;
     uint32_t n_panels;
     dspark__packing packing;
-    unsigned char *codes;         /* [n_panels][code_stride] bytes: bf16 panels or codes, 64-byte aligned */
+    unsigned char *codes;         /* [n_panels][code_stride] bytes: bf16 panels (the last one may be narrow) or
+                                   * codes, 64-byte aligned */
     size_t code_stride;
     uint8_t *scales;              /* [n_panels][scale_stride] bytes, or NULL */
     size_t scale_stride;
@@ -38,6 +39,7 @@ typedef struct dspark__merged_linear {
     dspark__shard *shards; /* [n_shards] */
     uint64_t bytes;        /* of packed weights, over the filled shards */
     int alike;             /* the shards will be packed alike: the first one to take memory takes it for all */
+    int narrow;            /* what is filled from memory may end with a narrow panel; none is filled yet */
     unsigned char *arena;  /* of dspark__merged_linear_reserve, or NULL */
     uint64_t arena_bytes;
     dspark__packing arena_packing; /* that its places are made for */
@@ -45,8 +47,8 @@ typedef struct dspark__merged_linear {
 
 /* Bytes that a packed shard of `rows` x k takes in memory; 0 when that overflows. */
 uint64_t dspark__packing_bytes(const dspark__packing *packing, uint64_t rows, uint64_t k);
-/* The packing of plain bf16. */
-extern const dspark__packing dspark__packing_bf16;
+/* The packing of plain bf16, and of bf16 whose last panel may be narrow. */
+extern const dspark__packing dspark__packing_bf16, dspark__packing_narrow;
 
 dspark_status dspark__merged_linear_init(dspark__merged_linear *ml, const char *name, uint32_t k,
                                          uint32_t n_shards, const uint32_t *rows,

@@ -157,6 +157,7 @@ static dspark_status fill_kv_b(dspark__filler *f, const dspark__module *modules,
     if (st == DSPARK_OK)
         st = dspark__merged_linear_init_even(&m->block.w_uv, "w_uv", width, (uint32_t)shards, v,
                                              &m->allocator, err);
+    m->block.w_uk.narrow = m->block.w_uv.narrow = 1; /* a head has few rows: 128 are 48 + 48 + 32 */
     const int kept = !f->prepacked && !f->packer;
     if (st == DSPARK_OK && kept) st = dspark__merged_linear_reserve(&m->block.w_uk, err);
     if (st == DSPARK_OK && kept) st = dspark__merged_linear_reserve(&m->block.w_uv, err);

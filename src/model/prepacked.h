@@ -20,10 +20,10 @@
 #include "model/markov_bound.h"
 #include "model/merged_linear.h"
 
-#define DSPARK__PREPACKED_VERSION 2u
+#define DSPARK__PREPACKED_VERSION 3u
 /* The layout of panels, of which bf16, codes and bounds have one each (kern/kern.h). Whoever changes a byte of
  * one counts this up. */
-#define DSPARK__PANEL_LAYOUT 2u
+#define DSPARK__PANEL_LAYOUT 3u
 #define DSPARK__HEAD_BYTES 4096u
 #define DSPARK__SECTION_BYTES 768u
 

@@ -128,7 +128,7 @@ dspark_status dspark__prepacked_decode(dspark__prepacked_head *h,
 static void packing_fields(cursor *c, dspark__packing *p)
 {
     uint32_t scale = (uint32_t)p->format.scale, row_scale = p->row_scale != 0,
-             permuted = p->permuted != 0;
+             permuted = p->permuted != 0, narrow = p->narrow != 0;
     number32(c, &p->bits);
     number32(c, &p->format.bits);
     number32(c, &scale);
@@ -136,6 +136,7 @@ static void packing_fields(cursor *c, dspark__packing *p)
     number32(c, &p->group);
     number32(c, &row_scale);
     number32(c, &permuted);
+    number32(c, &narrow);
     for (size_t i = 0; i < 256; i++) {
         uint64_t value = p->format.table[i];
         number(c, &value, 2);
@@ -145,6 +146,7 @@ static void packing_fields(cursor *c, dspark__packing *p)
     p->format.scale = (dspark__code_scale)(scale <= DSPARK__CODE_OFFSET ? scale : 99);
     p->row_scale = row_scale <= 1 ? (int)row_scale : -1;
     p->permuted = permuted <= 1 ? (int)permuted : -1;
+    p->narrow = narrow <= 1 ? (int)narrow : -1;
 }
 
 static void section_fields(cursor *c, dspark__section *s)
@@ -171,7 +173,8 @@ void dspark__section_encode(const dspark__section *s, unsigned char bytes[DSPARK
 /* What kernels rely on (kern/kern.h). */
 static const char *wrong_packing(const dspark__packing *p)
 {
-    if (p->row_scale < 0 || p->permuted < 0) return "a flag is neither 0 nor 1";
+    if (p->row_scale < 0 || p->permuted < 0 || p->narrow < 0) return "a flag is neither 0 nor 1";
+    if (p->narrow && p->bits != 16) return "codes with a narrow panel";
     if (p->group % 8 != 0) return "the group is no multiple of 8";
     if (p->bits == 16)
         return p->format.bits || p->group || p->row_scale || p->permuted ? "bf16 with scales" : NULL;

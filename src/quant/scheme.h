@@ -34,6 +34,7 @@ typedef struct dspark__packing {
     uint32_t group;              /* values of k whose finished sum is scaled (a multiple of 8); 0 = none */
     int row_scale;               /* 1: each output's sum is multiplied at the end */
     int permuted;                /* 1: columns are reordered (act-order): x is gathered first */
+    int narrow;                  /* 1: bf16 whose last panel may be narrow (kern/kern.h) */
 } dspark__packing;
 
 /* Where a scheme packs one panel (48 rows; missing rows get code of value 0 and scale 1). */
