@@ -130,6 +130,7 @@ typedef struct bench_report {
     uint64_t buffer_bytes;
     unsigned char *buffer;   /* of the probes, in huge pages */
     const char *part;        /* that runs which begin now belong to */
+    double again, again_row; /* seconds that are left for taking disturbed repeats again: in all, of this row */
     bench_run **runs;
     size_t n_runs, capacity;
 } bench_report;

@@ -23,7 +23,7 @@ chart_series *chart_find_series(chart_panel *p, const char *name)
     return &p->series[p->n_series++];
 }
 
-void chart_add_point(chart_series *s, double x, double y, double limit)
+void chart_add_point(chart_series *s, double x, double y, double limit, int hollow)
 {
     size_t i;
     if (!s || s->n == CHART_MAX_POINTS) return;
@@ -31,10 +31,12 @@ void chart_add_point(chart_series *s, double x, double y, double limit)
         s->x[i] = s->x[i - 1];
         s->y[i] = s->y[i - 1];
         s->limit[i] = s->limit[i - 1];
+        s->hollow[i] = s->hollow[i - 1];
     }
     s->x[i] = x;
     s->y[i] = y;
     s->limit[i] = limit;
+    s->hollow[i] = hollow != 0;
     s->n++;
 }
 
@@ -204,6 +206,13 @@ static void draw_x_axis(const box *b)
 
 /* ---- lines ---- */
 
+/* kind: "f" of a full point, "o s" of a hollow one. */
+static void put_point(FILE *f, double x, double y, const char *kind, size_t colour)
+{
+    fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%s\" class=\"%s%zu\"/>\n", x, y,
+            *kind == 'o' ? "4.2" : "3.2", kind, colour);
+}
+
 static void draw_path(const box *b, const chart_series *s, size_t colour, int limits)
 {
     size_t i, n = 0;
@@ -216,8 +225,16 @@ static void draw_path(const box *b, const chart_series *s, size_t colour, int li
     fputs("\"/>\n", b->f);
     for (i = 0; !limits && i < s->n; i++)
         if (s->y[i] > 0)
-            fprintf(b->f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"f%zu\"/>\n", x_at(b, s->x[i]),
-                    y_at(b, s->y[i]), colour);
+            put_point(b->f, x_at(b, s->x[i]), y_at(b, s->y[i]), s->hollow[i] ? "o s" : "f", colour);
+}
+
+static int has_hollow(const chart_panel *p)
+{
+    size_t s, i;
+    for (s = 0; s < p->n_series; s++)
+        for (i = 0; i < p->series[s].n; i++)
+            if (p->series[s].hollow[i]) return 1;
+    return 0;
 }
 
 static int has_limits(const chart_panel *p)
@@ -236,10 +253,10 @@ static double draw_legend(FILE *f, const chart_panel *p, double x, double y, dou
 {
     const double left = x, top = y;
     size_t i, n = p->n_bars ? 0 : p->n_series;
-    for (i = 0; i <= n; i++) {
-        const char *name = i < n ? p->series[i].name : p->limit_name;
+    for (i = 0; i <= n + 1; i++) {
+        const char *name = i < n ? p->series[i].name : i == n ? p->limit_name : p->hollow_name;
         double length = 34 + 6.6 * (double)(name ? strlen(name) : 0);
-        if (i == n && (!name || !has_limits(p))) break;
+        if (i >= n && (!name || !(i == n ? has_limits(p) : has_hollow(p)))) continue;
         if (i < n && n == 1 && !*name) continue;
         if (x > left && x + length > left + width) {
             x = left;
@@ -249,8 +266,9 @@ static double draw_legend(FILE *f, const chart_panel *p, double x, double y, dou
             fprintf(f, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"p s%zu\"/>\n", x, y - 4,
                     x + 20, y - 4,
                     i % CHART_COLOURS);
-            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"f%zu\"/>\n", x + 10, y - 4,
-                    i % CHART_COLOURS);
+            put_point(f, x + 10, y - 4, "f", i % CHART_COLOURS);
+        } else if (i > n) {
+            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4.2\" class=\"o k\"/>\n", x + 10, y - 4);
         } else if (p->n_bars) {
             put_line(f, x + 10, y - 11, x + 10, y + 2, "m");
         } else {
@@ -320,10 +338,10 @@ static void put_style(FILE *f)
           ".b{font-size:14px;font-weight:600}.t{font-size:12px}.p{fill:none;stroke-width:2.3}"
           ".d{fill:none;stroke-width:1.5;stroke-dasharray:6 4}.a{fill:none;stroke:#888}"
           ".w{fill:#fff}.h,.b{fill:#111}.l{fill:#222}.t,.u{fill:#555}.g{stroke:#e6e6e6}.k,.m{stroke:#222}"
-          ".m{stroke-width:2.5}", f);
+          ".m{stroke-width:2.5}.o{fill:#fff;stroke-width:2}", f);
     for (i = 0; i < CHART_COLOURS; i++) fprintf(f, ".s%d{stroke:%s}.f%d{fill:%s}", i, light[i], i, light[i]);
     fputs("@media (prefers-color-scheme:dark){.w{fill:#0d1117}.h,.b{fill:#f0f3f6}.l{fill:#dde3e9}.t,.u{fill:#aab4be}"
-          ".g{stroke:#2b323b}.k,.m{stroke:#dde3e9}", f);
+          ".g{stroke:#2b323b}.k,.m{stroke:#dde3e9}.o{fill:#0d1117}", f);
     for (i = 0; i < CHART_COLOURS; i++) fprintf(f, ".s%d{stroke:%s}.f%d{fill:%s}", i, dark[i], i, dark[i]);
     fputs("}</style>\n", f);
 }

@@ -15,6 +15,7 @@ typedef struct chart_series {
     char name[64];
     double x[CHART_MAX_POINTS], y[CHART_MAX_POINTS]; /* by ascending x */
     double limit[CHART_MAX_POINTS]; /* drawn dashed; 0 = none */
+    unsigned char hollow[CHART_MAX_POINTS];
     size_t n;
 } chart_series;
 
@@ -30,6 +31,7 @@ typedef struct chart_panel {
     int log_x, log_y;
     double rule;                    /* a dashed line at this y, 0 = none */
     const char *limit_name;         /* what dashed lines and marks are */
+    const char *hollow_name;        /* what hollow points are */
     chart_series series[CHART_MAX_SERIES];
     size_t n_series;
     chart_bar bars[CHART_MAX_BARS];
@@ -38,7 +40,7 @@ typedef struct chart_panel {
 
 /* Append; silently nothing when it is full. */
 chart_series *chart_find_series(chart_panel *p, const char *name);
-void chart_add_point(chart_series *s, double x, double y, double limit);
+void chart_add_point(chart_series *s, double x, double y, double limit, int hollow);
 void chart_add_bar(chart_panel *p, const char *name, const char *note, double value, double limit, int colour);
 
 /* One panel wide, several in two columns. */

@@ -343,7 +343,7 @@ static double median_reads(const turn *turns, size_t n_lanes)
 
 static dspark_status time_turns(job *j, turn *turns, dspark_error *err)
 {
-    double started = out_clock(), seconds_again = bench_seconds_again(j->args), gbs;
+    double started = out_clock(), gbs;
     uint64_t repeat, n_repeats;
     size_t k;
     dspark_status st = DSPARK_OK;
@@ -352,8 +352,9 @@ static dspark_status time_turns(job *j, turn *turns, dspark_error *err)
         if (st == DSPARK_OK) st = run_turn(&turns[k], 0, err);
     }
     n_repeats = bench_choose_repeats(j->args, out_clock() - started);
+    bench_allow_again(j->report);
     for (k = 0; k < j->n_lanes; k++)
-        bench_watch_begin(&turns[k].watch, turns->run, (size_t)n_repeats, &seconds_again);
+        bench_watch_begin(&turns[k].watch, j->report, turns->run, (size_t)n_repeats);
     for (repeat = 0; st == DSPARK_OK && repeat < n_repeats; repeat++) {
         /* Another order each time, so that no stage always follows the same one. */
         for (k = 0; st == DSPARK_OK && k < j->n_lanes; k++) {

@@ -241,13 +241,14 @@ static dspark_status time_calls(timed *t, dspark_error *err)
     rig *g = t->g;
     const bench_call call = {prepare_timed, t->batch ? run_context : run_block, t,
                              dspark_drafter_context(g->drafter)};
-    double started = out_clock(), seconds_again = bench_seconds_again(g->args), gbs;
+    double started = out_clock(), gbs;
     size_t i;
     dspark_status st = prepare_timed(t, &gbs, err);
     if (st == DSPARK_OK) st = call.run(t, 0, err); /* the first one warms up */
     t->n = (size_t)bench_choose_repeats(g->args, out_clock() - started);
     if (t->n > MAX_REPEATS) t->n = MAX_REPEATS;
-    bench_watch_begin(&t->watch, g->run, t->n, &seconds_again);
+    bench_allow_again(g->report);
+    bench_watch_begin(&t->watch, g->report, g->run, t->n);
     for (i = 0; st == DSPARK_OK && i < t->n; i++) {
         st = bench_watch_repeat(&t->watch, &call, err);
         if (progress_update(&g->bar, g->done * 1000 + (i + 1) * 1000 / t->n, g->steps * 1000) && st == DSPARK_OK)

@@ -175,10 +175,11 @@ static void judge_disturbed(bench_verdict *v, const bench_run *run)
         if (row->n_left && (!worst || row->n_left * worst->n_repeats > worst->n_left * row->n_repeats)) worst = row;
     }
     if (!worst) return;
-    if (worst->tokens) snprintf(at, sizeof at, " at %llu positions", (unsigned long long)worst->tokens);
+    if (worst->tokens)
+        snprintf(at, sizeof at, " at %llu position%s", (unsigned long long)worst->tokens,
+                 worst->tokens == 1 ? "" : "s");
     add_reason(v, "%s in %llu of %llu repeats of %s%s (arithmetic under 85%% of the best)",
-               run->n_threads > 1 ? "processors shared a core, with each other or a neighbour,"
-                                  : "a neighbour took part of the core",
+               run->n_threads > 1 ? "processors shared a core or were busy elsewhere" : "the processor was shared",
                (unsigned long long)worst->n_left, (unsigned long long)worst->n_repeats, worst->stage, at);
 }
 

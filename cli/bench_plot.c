@@ -8,7 +8,8 @@
 #include "out.h"
 
 #define MAX_PANELS 16
-#define LIMIT "roofline of this run"
+#define LIMIT "roofline of the same minutes"
+#define HOLLOW "disturbed"
 
 typedef struct plot {
     const bench_report *report;
@@ -23,6 +24,7 @@ static chart_panel *add_panel(plot *p, const char *title)
     panel = &p->panels[p->n++];
     snprintf(panel->title, sizeof panel->title, "%s", title);
     panel->limit_name = LIMIT;
+    panel->hollow_name = HOLLOW;
     return panel;
 }
 
@@ -68,8 +70,8 @@ static void draw_context(plot *p)
             const int first = k == 0 || strcmp(row->stage, run->rows[0].stage) == 0;
             if (!from_taps)
                 chart_add_point(chart_find_series(time, name), n, row->p50 / n * 1e6,
-                                first && !formats ? row->roofline / n * 1e6 : 0);
-            chart_add_point(chart_find_series(share, name), n, 100 * bench_share(row), 0);
+                                first && !formats ? row->roofline / n * 1e6 : 0, row->n_left > 0);
+            chart_add_point(chart_find_series(share, name), n, 100 * bench_share(row), 0, row->n_left > 0);
         }
     }
 }
@@ -88,7 +90,8 @@ static void draw_stages(plot *p, const bench_run *run, size_t first, size_t end,
         const bench_row *row = &run->rows[k];
         out_seconds(time, row->p50);
         if (row->roofline > 0)
-            snprintf(note, sizeof note, "%.12s, %.0f%% of it", time, 100 * bench_share(row));
+            snprintf(note, sizeof note, "%.12s, %.0f%% of it%s", time, 100 * bench_share(row),
+                     row->n_left ? ", disturbed" : "");
         else
             snprintf(note, sizeof note, "%s", time);
         chart_add_bar(panel, row->stage, note, row->p50 * 1e3, row->roofline * 1e3,
@@ -147,8 +150,8 @@ static void draw_runs(plot *p)
             if (!linears) continue;
             bar->value = 100 * bench_share(row);
             bar->limit = 100;
-            snprintf(bar->note, sizeof bar->note, "%.0f%%, %.12s, %.3g GB/s", bar->value, out_seconds(time, row->p50),
-                     row->bytes / row->p50 * 1e-9);
+            snprintf(bar->note, sizeof bar->note, "%.0f%%, %.12s, %.3g GB/s%s", bar->value,
+                     out_seconds(time, row->p50), row->bytes / row->p50 * 1e-9, row->n_left ? ", disturbed" : "");
         }
     }
 }
@@ -181,8 +184,11 @@ static void draw_attention(plot *p, const char *part)
                      r->args->n_isas > 1 ? " " : "", r->args->n_isas > 1 ? dspark_isa_name(run->isa) : "");
             put_threads(name, sizeof name, text, run);
             if (!row->context) continue;
-            chart_add_point(chart_find_series(time, name), (double)row->context, row->p50 * 1e3, row->roofline * 1e3);
-            if (rate) chart_add_point(chart_find_series(rate, name), (double)row->context, 100 * bench_share(row), 0);
+            chart_add_point(chart_find_series(time, name), (double)row->context, row->p50 * 1e3, row->roofline * 1e3,
+                            row->n_left > 0);
+            if (rate)
+                chart_add_point(chart_find_series(rate, name), (double)row->context, 100 * bench_share(row), 0,
+                                row->n_left > 0);
         }
     }
 }
@@ -206,7 +212,7 @@ static void grow_tokens(plot *p)
         for (k = 0; k < run->n_rows; k++) {
             const double n = (double)run->rows[k].tokens;
             chart_add_point(chart_find_series(time, name), n, run->rows[k].p50 / n * 1e6,
-                            run->rows[k].roofline / n * 1e6);
+                            run->rows[k].roofline / n * 1e6, run->rows[k].n_left > 0);
         }
     }
 }
@@ -231,7 +237,7 @@ static void grow_blocks(plot *p, const char *part, const char *title, const char
             const double tokens = (double)row->tokens;
             if (row->limit != BENCH_BY_SUM) continue;
             chart_add_point(chart_find_series(time, name), (double)(log_x ? row->sequences : row->layers),
-                            row->p50 / tokens * 1e3, row->roofline / tokens * 1e3);
+                            row->p50 / tokens * 1e3, row->roofline / tokens * 1e3, row->n_left > 0);
         }
     }
 }
@@ -258,7 +264,8 @@ static void grow_threads(plot *p)
             if (k % 3 != 0 && k + 1 < run->n_rows) continue; /* some of the sizes */
             snprintf(name, sizeof name, "n = %" PRIu64, n);
             chart_add_point(chart_find_series(speed, name), run->n_threads, base->rows[k].p50 / run->rows[k].p50,
-                            (double)run->n_threads / base->n_threads);
+                            (double)run->n_threads / base->n_threads,
+                            run->rows[k].n_left + base->rows[k].n_left > 0);
         }
     }
 }

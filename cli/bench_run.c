@@ -12,6 +12,7 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SECONDS_A_ROW 4.0
+#define SECONDS_AGAIN 30.0
 #define MAX_THREADS 64 /* of the copy probe */
 
 /* ---- reports ---- */
@@ -22,6 +23,7 @@ dspark_status bench_report_open(bench_report *r, const bench_args *a, dspark_err
     memset(r, 0, sizeof *r);
     r->args = a;
     r->buffer_bytes = a->buffer;
+    r->again = SECONDS_AGAIN;
     r->n_processors = bench_read_processors();
     r->cache_bytes = bench_read_cache_bytes();
     bench_read_cpu_name(r->cpu, sizeof r->cpu);

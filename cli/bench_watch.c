@@ -15,18 +15,18 @@ int bench_is_disturbed(const bench_run *run, double gflops)
     return gflops < LEAST_SHARE * run->best_gflops;
 }
 
-double bench_seconds_again(const bench_args *a)
+void bench_allow_again(bench_report *r)
 {
-    return a->repeat && a->repeat <= 3 ? 0.1 : 4;
+    r->again_row = r->args->repeat && r->args->repeat <= 3 ? 0 : 4;
 }
 
-void bench_watch_begin(bench_watch *w, bench_run *run, size_t n_asked, double *seconds_again)
+void bench_watch_begin(bench_watch *w, bench_report *r, bench_run *run, size_t n_asked)
 {
+    w->report = r;
     w->run = run;
     w->blind = run->n_threads > bench_read_available();
     w->most_again = n_asked;
     w->n_again = w->n_disturbed = w->n = 0;
-    w->seconds_again = seconds_again;
 }
 
 static dspark_status look(bench_watch *w, const bench_call *call, double *gflops, dspark_error *err)
@@ -58,9 +58,10 @@ dspark_status bench_watch_repeat(bench_watch *w, const bench_call *call, dspark_
 {
     struct timespec pause = {0, 0};
     bench_sample *s = &w->samples[w->n];
+    bench_report *r = w->report;
     for (;;) {
         const double started = out_clock();
-        const int last = w->n_again >= w->most_again || *w->seconds_again <= 0;
+        const int last = w->n_again >= w->most_again || r->again <= 0 || r->again_row <= 0;
         dspark_status st = try_once(w, call, last, s, err);
         if (st != DSPARK_OK) return st;
         w->n_disturbed += (size_t)s->disturbed;
@@ -68,7 +69,8 @@ dspark_status bench_watch_repeat(bench_watch *w, const bench_call *call, dspark_
         w->n_again++;
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < 4 * PAUSE_NANOSECONDS) pause.tv_nsec += PAUSE_NANOSECONDS;
-        *w->seconds_again -= out_clock() - started;
+        r->again -= out_clock() - started;
+        r->again_row -= out_clock() - started;
     }
     w->n++;
     return DSPARK_OK;

@@ -13,10 +13,10 @@ typedef struct bench_sample {
 } bench_sample;
 
 typedef struct bench_watch {
+    bench_report *report;
     bench_run *run;
     int blind;              /* more threads than processors: a probe would show the scheduler */
     size_t most_again, n_again;
-    double *seconds_again;  /* what is left for it, shared by contenders that take turns */
     size_t n_disturbed;     /* in all: taken again, or kept because that had an end */
     bench_sample samples[BENCH_MAX_REPEATS];
     size_t n;
@@ -31,10 +31,11 @@ typedef struct bench_call {
     dspark_context *threads; /* whose threads do it */
 } bench_call;
 
-/* Of the contenders of one row together: about as long as the row; hardly anything for a trial. */
-double bench_seconds_again(const bench_args *a);
+/* Before the contenders of a row begin: how long they may take repeats again. About as long as the row, not in a
+ * trial, and half a minute in all: where that is not enough more would not help. */
+void bench_allow_again(bench_report *r);
 /* n_asked: repeats that are to come; so many may be taken again. */
-void bench_watch_begin(bench_watch *w, bench_run *run, size_t n_asked, double *seconds_again);
+void bench_watch_begin(bench_watch *w, bench_report *r, bench_run *run, size_t n_asked);
 /* One more repeat. */
 dspark_status bench_watch_repeat(bench_watch *w, const bench_call *call, dspark_error *err);
 /* The times of those repeats that count, moved to the front, and how many: the undisturbed ones when they are half

@@ -104,7 +104,8 @@ static dspark_status run_counted(void *user, size_t i, dspark_error *err)
 
 static bench_watch w;
 static bench_run run;
-static double budget;
+static const bench_args given = {.repeat = 5};
+static bench_report report;
 
 /* n repeats with these looks. */
 static counted repeat(size_t n, const double *looks, size_t n_given, double seconds_again)
@@ -117,8 +118,8 @@ static counted repeat(size_t n, const double *looks, size_t n_given, double seco
     n_looks = 0;
     slept = 0;
     run = (bench_run){.n_threads = 2, .best_gflops = 100};
-    budget = seconds_again;
-    bench_watch_begin(&w, &run, n, &budget);
+    report = (bench_report){.args = &given, .again = 100, .again_row = seconds_again};
+    bench_watch_begin(&w, &report, &run, n);
     for (i = 0; i < n; i++) assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK);
     assert_int_equal(w.n, n);
     return c;
@@ -162,7 +163,8 @@ static void test_taken_again(void **state)
     assert_float_equal(row.limit_gflops, 99, 0);
     assert_float_equal(bench_watch_reads(&w), 6, 0); /* of 1 4 6 7: those of the tries that were kept */
     assert_float_equal(slept, 0.1, 1e-9); /* the first time at once */
-    assert_float_equal(budget, 10 - 3 * 0.25 - 0.1, 1e-9);
+    assert_float_equal(report.again_row, 10 - 3 * 0.25 - 0.1, 1e-9);
+    assert_float_equal(report.again, 100 - 3 * 0.25 - 0.1, 1e-9);
 }
 
 /* As many again as asked for, and no longer than there is time; then a repeat is kept as it is, and left out
@@ -198,6 +200,31 @@ static void test_too_often(void **state)
     assert_int_equal(w.n_again, 0);
 }
 
+/* Each row begins anew, until the whole command has used up what it has. */
+static void test_budgets(void **state)
+{
+    counted c = {0};
+    const bench_call call = {prepare_counted, run_counted, &c, NULL};
+    const bench_args trial = {.repeat = 3};
+    static const double low[] = {50};
+    (void)state;
+    script = low;
+    n_script = 1;
+    report = (bench_report){.args = &given, .again = 1, .again_row = 0};
+    run = (bench_run){.n_threads = 2, .best_gflops = 100};
+    bench_allow_again(&report);
+    assert_true(report.again_row > 1);
+    bench_watch_begin(&w, &report, &run, 100);
+    assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK); /* 0.25, 0.35, 0.45, and it is over */
+    assert_int_equal(w.n_again, 3);
+    bench_allow_again(&report);
+    assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK);
+    assert_int_equal(w.n_again, 3);
+    report.args = &trial;
+    bench_allow_again(&report);
+    assert_float_equal(report.again_row, 0, 0);
+}
+
 /* More threads than processors: no look, no limit. */
 static void test_blind(void **state)
 {
@@ -206,8 +233,7 @@ static void test_blind(void **state)
     (void)state;
     run = (bench_run){.n_threads = 3, .best_gflops = 100};
     n_looks = 0;
-    budget = 1;
-    bench_watch_begin(&w, &run, 2, &budget);
+    bench_watch_begin(&w, &report, &run, 2);
     assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK);
     assert_int_equal(n_looks, 0);
     bench_watch_fill(&w, &row);
@@ -226,7 +252,7 @@ static void test_errors(void **state)
     script = looks;
     n_script = 4;
     n_looks = 0;
-    bench_watch_begin(&w, &run, 2, &budget);
+    bench_watch_begin(&w, &report, &run, 2);
     assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_ENONFINITE);
     c.fails = DSPARK_OK;
     assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK);
@@ -238,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_well), cmocka_unit_test(test_taken_again), cmocka_unit_test(test_too_often),
+        cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_blind), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,7 +11,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "../cli/bench_machine.c" /* the verdict on a run, which no option can bring about */
+#include "../cli/bench_chart.c"   /* points of disturbed rows, which no option can bring about */
+#include "../cli/bench_machine.c" /* the verdict on a run: the same */
 #include "support/cli_said.h"
 
 /* ---- JSON ---- */
@@ -263,17 +264,54 @@ static void test_verdict_on_disturbed(void **state)
     run.n_rows = 3;
     bench_judge(&r, &run, &v);
     assert_int_equal(v.n_reasons, 1);
-    assert_string_equal(v.reasons[0], "processors shared a core, with each other or a neighbour, in 5 of 7 repeats of "
-                                      "onepass at 64 positions (arithmetic under 85% of the best)");
+    assert_string_equal(v.reasons[0], "processors shared a core or were busy elsewhere in 5 of 7 repeats of onepass at "
+                                      "64 positions (arithmetic under 85% of the best)");
     run.n_threads = 1;
     rows[1].n_left = 4;
     bench_judge(&r, &run, &v);
     assert_int_equal(v.n_reasons, 1);
-    assert_has(v.reasons[0], "a neighbour took part of the core in 7 of 10 repeats of full (");
+    assert_has(v.reasons[0], "the processor was shared in 7 of 10 repeats of full (");
     rows[0].watched = 0; /* more threads than processors, say */
     bench_judge(&r, &run, &v);
     assert_int_equal(v.n_reasons, 2);
     assert_has(v.reasons[0], "compute 100");
+}
+
+/* ---- points of disturbed rows ---- */
+
+static char *draw(int hollow)
+{
+    static chart_panel panel;
+    FILE *f;
+    memset(&panel, 0, sizeof panel);
+    panel.x_title = panel.y_title = "";
+    panel.hollow_name = "disturbed";
+    chart_add_point(chart_find_series(&panel, "a"), 3, 1, 0, 0);
+    chart_add_point(chart_find_series(&panel, "a"), 2, 1, 0, hollow); /* goes before the other */
+    chart_add_point(chart_find_series(&panel, "b"), 2, 1, 0, 0);
+    f = fopen(in_folder("chart.svg"), "w");
+    assert_non_null(f);
+    chart_write(f, "", "", &panel, 1);
+    assert_int_equal(fclose(f), 0);
+    check_svg("chart.svg", 1);
+    return read_in_folder("chart.svg");
+}
+
+static void test_hollow_points(void **state)
+{
+    char *text = draw(0), *line;
+    (void)state;
+    assert_null(strstr(text, "class=\"o "));
+    assert_null(strstr(text, ">disturbed<"));
+    free(text);
+    text = draw(1);
+    assert_has(text, ">disturbed<");
+    assert_null(strstr(text, "class=\"o s1\""));
+    line = strstr(text, "<path class=\"p s0\""); /* its points follow */
+    assert_non_null(line);
+    assert_has(line, "class=\"o s0\"");
+    assert_true(strstr(line, "class=\"o s0\"") < strstr(line, "class=\"f0\""));
+    free(text);
 }
 
 /* ---- context ---- */
@@ -612,7 +650,8 @@ static void test_growth(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_verdict), cmocka_unit_test(test_verdict_on_disturbed), cmocka_unit_test(test_context), cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_verdict), cmocka_unit_test(test_verdict_on_disturbed),
+        cmocka_unit_test(test_hollow_points), cmocka_unit_test(test_context), cmocka_unit_test(test_runs),
         cmocka_unit_test(test_formats), cmocka_unit_test(test_draft), cmocka_unit_test(test_linear_and_attention),
         cmocka_unit_test(test_load), cmocka_unit_test(test_load_prepacked), cmocka_unit_test(test_growth),
     };
