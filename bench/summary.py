@@ -41,7 +41,9 @@ def unique(values):
 
 
 def share(row):
-    return f"{100 * number(row, 'share_of_roofline'):.0f}%" if row["share_of_roofline"] else "-"
+    """A star where more than half of the repeats were disturbed."""
+    star = "*" if number(row, "disturbed_left") else ""
+    return f"{100 * number(row, 'share_of_roofline'):.0f}%{star}" if row["share_of_roofline"] else "-"
 
 
 def numbers(row):
@@ -53,12 +55,23 @@ def numbers(row):
 HEAD = ["p50", "p99", "GB/s", "GFLOP/s", "of the roofline"]
 
 
+def key(row):
+    """What is repeated: a block's stages share their repeats, contenders have their own."""
+    names = ["over", "format", "threads", "isa", "tokens", "context", "sequences", "layers", "cache"]
+    return tuple(row[k] for k in names) + ((row["stage"],) if row["what"] == "context" else ())
+
+
 def note(rows):
     limits = [number(r, "limit_gb_per_s") for r in rows if r["limit_gb_per_s"]]
-    compute = [number(r, "compute_probe_gflop_per_s") for r in rows if r["compute_probe_gflop_per_s"]]
+    compute = [number(r, "limit_gflop_per_s") for r in rows if r["limit_gflop_per_s"]]
     if limits:
         print(f"Limits: {min(limits):.3g} to {max(limits):.3g} GB/s between the repeats, "
               f"{min(compute):.3g} to {max(compute):.3g} GFLOP/s.", end=" ")
+    once = {key(r): r for r in rows}.values()
+    disturbed = sum(number(r, "disturbed") for r in once)
+    if disturbed:
+        tries = disturbed + sum(number(r, "repeats") - number(r, "disturbed_left") for r in once)
+        print(f"{disturbed:.0f} of {tries:.0f} tries were disturbed.", end=" ")
     bad = [r for r in rows if r["reliable"] == "no"]
     print("NOT RELIABLE in part: see the reports.\n" if bad else "\n")
 

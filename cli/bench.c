@@ -245,8 +245,11 @@ int command_bench(int argc, char **argv)
         .n_options = sizeof options / sizeof *options,
         .trailer = "The roofline of a stage is max(bytes / read, flops / compute probe), each weight,\n"
                    "input, entry and output counted once. Cold rows stand against reads that take\n"
-                   "turns with the repeats. A run on a busy or drifting machine ends with a line\n"
-                   "NOT RELIABLE.",
+                   "turns with the repeats, and arithmetic against probes by the same threads right\n"
+                   "before and after each call. A repeat beside which they did under 85% of their\n"
+                   "best, as when two processors share one core, is counted as disturbed and taken\n"
+                   "again, at most as many as were asked for. A run on a busy or drifting machine\n"
+                   "ends with a line NOT RELIABLE.",
     };
     memset(&a, 0, sizeof a);
     memset(&w, 0, sizeof w);

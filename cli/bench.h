@@ -102,7 +102,7 @@ typedef struct bench_run {
     uint32_t n_threads;
     dspark_isa isa;
     double compute_gflops[2], read_gbs[2]; /* before, after */
-    double best_gflops;   /* that so many threads have shown in this report */
+    double best_gflops;   /* that so many threads have shown in this report until its end */
     double copy_gbs[2], fresh_gbs[2]; /* into memory that was used before, or that is new; 0 = not asked for */
     bench_hot hot[BENCH_MAX_HOT];
     size_t n_hot;

@@ -193,14 +193,18 @@ static dspark_status probe_machine(const bench_report *r, bench_run *run, int af
 
 /* ---- runs ---- */
 
-/* What as many threads did before: a run that lies in one bad minute would not know. */
+/* What as many threads did before, or each of more: a run that lies in one bad minute would not know. Not the
+ * other way round: where more processors work they may be slower. */
 static double find_best_gflops(const bench_report *r, const bench_run *run)
 {
     double best = 0;
     size_t i;
-    for (i = 0; i < r->n_runs; i++)
-        if (r->runs[i]->isa == run->isa && r->runs[i]->n_threads == run->n_threads && r->runs[i]->best_gflops > best)
-            best = r->runs[i]->best_gflops;
+    for (i = 0; i < r->n_runs; i++) {
+        const bench_run *other = r->runs[i];
+        const double each = other->best_gflops / other->n_threads;
+        if (other->isa != run->isa || other->n_threads < run->n_threads) continue;
+        if (each * run->n_threads > best) best = each * run->n_threads;
+    }
     return best;
 }
 

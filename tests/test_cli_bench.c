@@ -144,6 +144,8 @@ static void check_csv(const char *name, size_t n_lines)
     size_t fields = 0, n = 0;
     assert_non_null(text);
     assert_has(text, "what,over,stage,format,cache,isa,threads,tokens,");
+    assert_has(text, ",repeats,outliers,disturbed,disturbed_left,best_s,");
+    assert_has(text, ",limit_gb_per_s,limit_gflop_per_s,compute_probe_gflop_per_s,");
     for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n"), n++) {
         char *quote = strchr(line, '"');
         for (; quote && *++quote != '"';) if (*quote == ',') *quote = ';';
