@@ -17,7 +17,8 @@ enum {
     LINE = 64,
     BLOCK_ROWS = 64,
     LOCAL_ROWS = 16,          /* of a block whose sums the caller has no room for */
-    BLOCK_PANELS = 3
+    BLOCK_PANELS = 3,
+    X_LINES = 4 * STEP / LINE /* of a row's STEP, as bf16 */
 };
 
 /* What a tile reads, and what it fetches meanwhile: far into L2, near into L1. */
@@ -26,19 +27,25 @@ typedef struct piece {
     const float *x;
     size_t n_pairs;
     const char *far, *near;
+    const unsigned char *next_x; /* bf16 of the first row's next STEP, which exists whole, or NULL */
+    size_t x_stride;             /* bytes from there to the next row's */
+    float *next_wide;            /* few rows: where it is wanted as fp32, in the order of x */
+    size_t first_line, line_step; /* more rows: which of its lines are fetched with this piece */
 } piece;
 
 /* n elements of a bf16 row as fp32; an odd n gets a zero behind it. */
 static void widen_row(float *to, const unsigned char *x, size_t n);
-/* acc += one piece times n_rows rows, which are 2 * STEP floats apart; fetch: `far` and `near` exist. */
-static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch);
+/* acc += one piece times n_rows rows, which are 2 * STEP floats apart; fetch: `far` and `near` exist. Returns
+ * whether next_wide has been written. */
+static int run_piece(float *acc, const piece *from, size_t n_rows, int fetch);
 
-/* Line number `line` of each row's next STEP. Caches hold it, but not the near one, and its lines lie
- * far apart. */
-static void fetch_x(const unsigned char *x, size_t x_stride, size_t n_rows, size_t line)
+/* What rows [row, row + n) of a piece's x need next. Caches hold it, but not the near ones, and lines lie far
+ * apart: asked for all rows at once, they fill the miss buffers and everything waits. */
+DSPARK__INLINE void fetch_x(const piece *s, size_t row, size_t n)
 {
-    for (size_t i = 0; i < n_rows; i++)
-        _mm_prefetch((const char *)x + i * x_stride + line * LINE, _MM_HINT_T1);
+    for (size_t i = row; s->next_x && i < row + n; i++)
+        for (size_t line = s->first_line; line < X_LINES; line += s->line_step)
+            _mm_prefetch((const char *)s->next_x + i * s->x_stride + line * LINE, _MM_HINT_T1);
 }
 
 /* Whole piece number i of panel p; numbers go on in the next panel, and behind the last one is what the
@@ -69,8 +76,7 @@ static void widen_piece(uint16_t *to, const uint16_t *from, size_t n_pairs, size
 static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, size_t row,
                       size_t n_rows)
 {
-    enum { X_LINES = 4 * STEP / LINE };
-    _Alignas(64) float wide[BLOCK_ROWS * 2 * STEP];
+    _Alignas(64) float wides[BLOCK_ROWS * 2 * STEP];
     _Alignas(64) float local[BLOCK_PANELS * LOCAL_ROWS * DSPARK__PANEL];
     _Alignas(64) uint16_t whole[PIECE];
     const unsigned char *x = (const unsigned char *)g->x + row * g->x_stride;
@@ -78,16 +84,22 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
     const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
     for (size_t p = 0; g->first && p < n_panels; p++)
         memset(acc + p * acc_stride, 0, n_rows * DSPARK__PANEL * sizeof *acc);
+    int ready = 0;
     for (size_t k = 0, n; k < g->k; k += n) {
+        float *wide = wides + (n_rows <= FEW ? k / (2 * STEP) % 2 * FEW * 2 * STEP : 0);
         n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
         const int more = g->k - k >= 4 * STEP; /* what is fetched exists; the end is left alone */
-        for (size_t i = 0; i < n_rows; i++)
+        for (size_t i = 0; !ready && i < n_rows; i++)
             widen_row(wide + i * 2 * STEP, bf16_at(x + i * g->x_stride, k), n);
         for (size_t p = 0; p < n_panels; p++) {
-            piece s = {g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, wide,
-                       (n + 1) / 2, NULL, NULL};
+            piece s = {.w = g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, .x = wide,
+                       .n_pairs = (n + 1) / 2, .x_stride = g->x_stride, .first_line = p,
+                       .line_step = n_panels};
             int fetch = more && row == 0;
+            if (more) s.next_x = bf16_at(x, k + n);
             if (n_rows <= FEW) {
+                s.first_line = X_LINES;
+                s.next_wide = wides + (wide == wides ? FEW * 2 * STEP : 0);
                 s.near = find_piece(g, p0 + p, k / (2 * STEP) + 1);
                 s.far = find_piece(g, p0 + p, k / (2 * STEP) + 2);
                 if (!s.far) s.far = s.near;
@@ -101,9 +113,7 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
                 s.w = whole;
                 fetch = 0;
             }
-            for (size_t line = p; more && n_rows > FEW && line < X_LINES; line += n_panels)
-                fetch_x(bf16_at(x, k + n), g->x_stride, n_rows, line);
-            run_piece(acc + p * acc_stride, &s, n_rows, fetch);
+            ready = run_piece(acc + p * acc_stride, &s, n_rows, fetch);
         }
     }
     for (size_t p = 0; g->last && p < n_panels; p++) {

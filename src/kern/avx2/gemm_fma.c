@@ -31,21 +31,24 @@ typedef struct fetching {
     size_t n_far, n_near, every;
 } fetching;
 
+/* 8 elements of bf16 as fp32. The order of bytes is a memory operand: multiply_four has no register for it. */
+DSPARK__INLINE void widen_8(float *to, const unsigned char *x)
+{
+    static const _Alignas(32) int8_t ORDER[32] = {-1, -1, 0, 1, -1, -1, 2,  3,  -1, -1, 4,  5,  -1, -1, 6,  7,
+                                                  -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15};
+    __m256i h = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)x));
+    h = _mm256_shuffle_epi8(h, _mm256_load_si256((const void *)ORDER));
+    _mm256_store_si256((void *)to, h);
+}
+
 static void widen_row(float *to, const unsigned char *x, size_t n)
 {
-    const __m256i zero = _mm256_setzero_si256();
     size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i h = _mm256_loadu_si256((const void *)bf16_at(x, i));
-        h = _mm256_permute4x64_epi64(h, 0xd8); /* quarters 0, 2, 1, 3: unpacking works in halves */
-        _mm256_store_si256((void *)(to + i), _mm256_unpacklo_epi16(zero, h));
-        _mm256_store_si256((void *)(to + i + 8), _mm256_unpackhi_epi16(zero, h));
-    }
-    for (; i + 8 <= n; i += 8) _mm256_store_ps(to + i, widen_bf16(load_8(x, i)));
+    for (; i + 8 <= n; i += 8) widen_8(to + i, bf16_at(x, i));
     if (i == n) return;
-    uint16_t tail[8] = {0};
+    unsigned char tail[16] = {0};
     memcpy(tail, bf16_at(x, i), 2 * (n - i));
-    _mm256_store_ps(to + i, widen_bf16(load_8(tail, 0)));
+    widen_8(to + i, tail);
 }
 
 /* The odd or the even elements of 8 pairs. The mask is held in a register, or (volatile) stays in memory. */
@@ -130,20 +133,33 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
     "vfmadd231ps %%ymm13, %%ymm15, %[s" i "1]\n\t"                                                 \
     "vfmadd231ps %%ymm14, %%ymm15, %[s" i "2]\n\t"
 
-/* 4 rows x 24 outputs. The offsets of x are rows of 2 * STEP floats. */
-DSPARK__INLINE void multiply_four(float *acc, const piece *s, size_t first, fetching f)
+/* 4 rows x 24 outputs. The offsets of x are rows of 2 * STEP floats. widen: of the next x, 8 elements for each
+ * pair; between the multiply-adds it takes no time. */
+DSPARK__INLINE void multiply_four(float *acc, const piece *s, size_t first, fetching f, int widen)
 {
     const uint16_t *w = s->w + 2 * first;
     const float *x = s->x;
     const char *far = s->far, *near = s->near;
+    const unsigned char *next = s->next_x;
+    float *wide = s->next_wide;
+    const size_t a_row = widen ? STEP / 4 : s->n_pairs;
     __m256 sum[4][3];
     _Static_assert(STEP == 64 && PAIR == 96, "the offsets");
     acc += first;
     DSPARK__UNROLL
     for (size_t i = 0; i < 12; i++)
         sum[i / 3][i % 3] = _mm256_load_ps(acc + i / 3 * DSPARK__PANEL + i % 3 * 8);
-    for (size_t todo = s->n_pairs; todo > 0; todo--, w += PAIR, x += 2) {
+    for (size_t i = 0, left = a_row; i < s->n_pairs; i++, left--, w += PAIR, x += 2) {
         fetch_lines(&far, &near, f);
+        if (widen && left == 0) {
+            left = a_row;
+            next += s->x_stride - 4 * STEP;
+        }
+        if (widen) {
+            widen_8(wide, next);
+            wide += 8;
+            next += 16;
+        }
         __asm__("vmovdqa (%[mask]), %%ymm15\n\t"
                 "vpand (%[w]), %%ymm15, %%ymm12\n\t"
                 "vpand 32(%[w]), %%ymm15, %%ymm13\n\t"
@@ -180,18 +196,18 @@ DSPARK__INLINE void multiply_thirds(float *acc, piece s, size_t n_rows, fetching
 }
 
 /* 3 or 4 rows. */
-DSPARK__INLINE void multiply_half(float *acc, piece *s, size_t n_rows, size_t first, fetching f)
+DSPARK__INLINE void multiply_half(float *acc, piece *s, size_t n_rows, size_t first, fetching f, int widen)
 {
-    if (n_rows == 4) multiply_four(acc, s, first, f);
+    if (n_rows == 4) multiply_four(acc, s, first, f, widen);
     else multiply(acc, s, 3, first, 3, f);
     s->far += f.n_far * s->n_pairs * LINE;
     s->near += f.n_near * s->n_pairs * LINE;
 }
 
-DSPARK__INLINE void multiply_halves(float *acc, piece s, size_t n_rows, fetching first, fetching second)
+DSPARK__INLINE void multiply_halves(float *acc, piece s, size_t n_rows, fetching first, fetching second, int widen)
 {
-    multiply_half(acc, &s, n_rows, 0, first);
-    multiply_half(acc, &s, n_rows, 24, second);
+    multiply_half(acc, &s, n_rows, 0, first, widen);
+    multiply_half(acc, &s, n_rows, 24, second, 0);
 }
 
 #define NOTHING ((fetching){0, 0, STEP})
@@ -205,18 +221,21 @@ DSPARK__NOINLINE void multiply_tile(float *acc, const piece *s, size_t n_rows)
     switch (n_rows) {
     case 1: multiply(acc, s, 1, 0, 6, NOTHING); break;
     case 2: multiply(acc, s, 2, 0, 6, NOTHING); break;
-    case 3: multiply_halves(acc, *s, 3, NOTHING, NOTHING); break;
-    case 4: multiply_halves(acc, *s, 4, NOTHING, NOTHING); break;
+    case 3: multiply_halves(acc, *s, 3, NOTHING, NOTHING, 0); break;
+    case 4: multiply_halves(acc, *s, 4, NOTHING, NOTHING, 0); break;
     case 5: multiply_thirds(acc, *s, 5, NOTHING); break;
     default: multiply_thirds(acc, *s, 6, NOTHING); break;
     }
 }
 
-/* 3 or 4 rows, and the whole piece fetched. */
-DSPARK__NOINLINE void multiply_few(float *acc, const piece *s, size_t n_rows)
+/* 3 or 4 rows, and the whole piece fetched. Of 4 the next x is widened too, if there is one. */
+DSPARK__NOINLINE int multiply_few(float *acc, const piece *s, size_t n_rows)
 {
-    if (n_rows == 3) multiply_halves(acc, *s, 3, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR);
-    else multiply_halves(acc, *s, 4, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR);
+    const int widen = n_rows == 4 && s->next_x;
+    if (n_rows == 3) multiply_halves(acc, *s, 3, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR, 0);
+    else if (widen) multiply_halves(acc, *s, 4, TWO_FAR_ONE_NEAR, ONE_FAR_TWO_NEAR, 1);
+    else multiply_halves(acc, *s, 4, ONE_FAR_TWO_NEAR, TWO_FAR_ONE_NEAR, 0);
+    return widen;
 }
 
 /* 5 or 6 rows that fetch 1 / every of a piece. */
@@ -241,18 +260,15 @@ static size_t next_tile(size_t n_left)
     return n_left < 10 ? few[n_left] : tile_rows(n_left, TILE_ROWS);
 }
 
-static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
+static int run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
 {
     piece s = *from;
     const size_t every = n_rows >= 4 * TILE_ROWS ? 4 : n_rows >= 10 ? 2 : 1;
-    if (fetch && n_rows <= FEW) {
-        if (n_rows <= 2) multiply_tile(acc, &s, n_rows);
-        else multiply_few(acc, &s, n_rows);
-        return;
-    }
+    if (n_rows <= FEW && fetch && n_rows > 2) return multiply_few(acc, &s, n_rows);
     for (size_t row = 0, tile = 0, n; row < n_rows; row += n, tile++) {
         n = next_tile(n_rows - row);
-        if (fetch && tile < every) {
+        fetch_x(from, row, n);
+        if (fetch && n_rows > FEW && tile < every) {
             multiply_fetching(acc, &s, n, every);
             s.far += PIECE * sizeof(uint16_t) / every;
         } else {
@@ -261,6 +277,7 @@ static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
         acc += n * DSPARK__PANEL;
         s.x += n * 2 * STEP;
     }
+    return 0;
 }
 
 void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g)

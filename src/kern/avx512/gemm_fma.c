@@ -112,16 +112,18 @@ DSPARK__NOINLINE void multiply_fetching(float *acc, const piece *s, size_t n_row
     }
 }
 
-static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
+static int run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
 {
     piece s = *from;
     size_t to_fetch = fetch ? VECTORS : 0; /* thirds of a piece */
     if (fetch && n_rows <= TILE_ROWS) {
+        fetch_x(from, 0, n_rows);
         multiply_alone(acc, &s, n_rows);
-        return;
+        return 0;
     }
     for (size_t row = 0, n; row < n_rows; row += n) {
         n = tile_rows(n_rows - row, TILE_ROWS);
+        fetch_x(from, row, n);
         size_t n_far = n_rows <= 2 * TILE_ROWS && to_fetch == VECTORS ? 2 : to_fetch > 0;
         if (n_far > 0) multiply_fetching(acc, &s, n, n_far);
         else multiply_tile(acc, &s, n);
@@ -130,6 +132,7 @@ static void run_piece(float *acc, const piece *from, size_t n_rows, int fetch)
         acc += n * DSPARK__PANEL;
         s.x += n * 2 * STEP;
     }
+    return 0;
 }
 
 void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g)
