@@ -314,6 +314,7 @@ static void test_verify_corners(void **state)
     const int32_t drafts[2] = {1, 2}, argmax[3] = {1, 0, 2}, outside[2] = {1, 3};
     const float p[3][V] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}}, q[2][V] = {{0, 1, 0}, {0.7f, 0, 0.3f}};
     const float no_sum[2][V] = {{0, 0.5f, 0}, {0, 0, 1}}, not_drawn[2][V] = {{1, 0, 0}, {0, 0, 1}};
+    float p_before[3][V], q_before[2][V];
     dspark_noise_key key = key_of(1, 1, DSPARK_NOISE_ACCEPT);
     dspark_verdict_tokens v;
     uint64_t i;
@@ -325,6 +326,8 @@ static void test_verify_corners(void **state)
     assert_int_equal(v.n_accepted, 0);
     assert_int_equal(v.next, 1);
     assert_int_equal(dspark_verify_greedy(outside, 2, argmax, V, &v, &err), DSPARK_EINVAL);
+    memcpy(p_before, p, sizeof p);
+    memcpy(q_before, q, sizeof q);
     for (i = 0; i < 4096; i++) { /* p = q = 1 always stands, p = 0 never does */
         int m;
         key.sequence = i;
@@ -334,6 +337,8 @@ static void test_verify_corners(void **state)
             assert_int_equal(v.next, 0);
         }
     }
+    assert_memory_equal(p_before, p, sizeof p);
+    assert_memory_equal(q_before, q, sizeof q);
     assert_int_equal(dspark_verify(DSPARK_VERIFY_TOKEN, drafts, 2, NULL, 0, p[0], V, &key, &v, &err),
                      DSPARK_EINVAL); /* B109 */
     assert_int_equal(dspark_verify(DSPARK_VERIFY_TOKEN, outside, 2, q[0], 0, p[0], V, &key, &v, &err),
