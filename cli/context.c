@@ -236,15 +236,24 @@ static dspark_status open_states(context_job *job, dspark_error *err)
 static dspark_status write_states(context_job *job, dspark_error *err)
 {
     size_t n_bytes = (size_t)job->rows.n_rows * sizeof(int64_t);
-    dspark_status st;
     if (!job->states_writer) return DSPARK_OK;
-    st = dspark_writer_data(job->states_writer, job->positions, n_bytes, err);
-    if (st == DSPARK_OK) st = out_check_interrupt(err);
-    if (st == DSPARK_OK) {
-        st = dspark_writer_commit(job->states_writer, err);
-        job->states_writer = NULL;
-    }
+    return dspark_writer_data(job->states_writer, job->positions, n_bytes, err);
+}
+
+/* commit frees the writer, also when it fails */
+static dspark_status commit(dspark_writer **writer, dspark_error *err)
+{
+    dspark_status st = *writer ? dspark_writer_commit(*writer, err) : DSPARK_OK;
+    *writer = NULL;
     return st;
+}
+
+/* Neither file appears before both are written: a disk that is full leaves none of them. */
+static dspark_status commit_outputs(context_job *job, dspark_error *err)
+{
+    dspark_status st = out_check_interrupt(err);
+    if (st == DSPARK_OK) st = commit(&job->states_writer, err);
+    return st == DSPARK_OK ? commit(&job->writer, err) : st;
 }
 
 /* Everything is declared before the run, so that an unwritable output fails at once. */
@@ -331,11 +340,6 @@ static dspark_status write_output(context_job *job, dspark_error *err)
     progress_end(&bar);
     if (st == DSPARK_OK) st = dspark_writer_data(job->writer, job->slots, index_bytes, err);
     if (st == DSPARK_OK) st = dspark_writer_data(job->writer, job->positions, index_bytes, err);
-    if (st == DSPARK_OK) st = out_check_interrupt(err);
-    if (st == DSPARK_OK) {
-        st = dspark_writer_commit(job->writer, err);
-        job->writer = NULL; /* commit frees it, also when it fails */
-    }
     return st;
 }
 
@@ -626,6 +630,7 @@ static int run_job(const args_command *command, const context_args *a)
     if ((st = run_rows(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = write_states(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = write_output(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = commit_outputs(&job, &err)) != DSPARK_OK) goto fail;
     code = a->json ? print_json(&job) : print_text(&job);
     goto done;
 fail:

@@ -115,6 +115,25 @@ static void test_no_room(void **state)
     }
 }
 
+/* Room for one of two outputs: neither is there. */
+static void test_room_for_one(void **state)
+{
+    const struct rlimit most = {8192, RLIM_INFINITY};
+    struct rlimit old;
+    cli_result r;
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &most), 0);
+    assert_int_equal(run_cli("context tiny --taps data/d.safetensors --states-out one.st").code, 0);
+    r = run_cli("context tiny --taps data/d.safetensors --states-out two.st --out too-large.st");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(r.code, 5);
+    assert_has(r.err, "too-large.st");
+    assert_true(folder_has("one.st"));
+    assert_false(folder_has("two.st"));
+    assert_false(folder_has("too-large.st"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -122,6 +141,7 @@ int main(void)
         cmocka_unit_test(test_no_right),
         cmocka_unit_test(test_taken),
         cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_room_for_one),
     };
     return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }
