@@ -248,12 +248,13 @@ static dspark_status commit(dspark_writer **writer, dspark_error *err)
     return st;
 }
 
-/* Neither file appears before both are written: a disk that is full leaves none of them. */
+/* Neither file appears before all is given to both, and the large one comes first: a disk that is full
+ * leaves none of them. */
 static dspark_status commit_outputs(context_job *job, dspark_error *err)
 {
     dspark_status st = out_check_interrupt(err);
-    if (st == DSPARK_OK) st = commit(&job->states_writer, err);
-    return st == DSPARK_OK ? commit(&job->writer, err) : st;
+    if (st == DSPARK_OK) st = commit(&job->writer, err);
+    return st == DSPARK_OK ? commit(&job->states_writer, err) : st;
 }
 
 /* Everything is declared before the run, so that an unwritable output fails at once. */
