@@ -6,7 +6,11 @@
 
 #include "out.h"
 
-#define PROBE_SECONDS 2e-4       /* long against being called, short against anything that is timed */
+/* A fifth of the call, so that both see the same mixture of good and bad moments; but long against being
+ * called, and short against the time between two repeats. */
+#define PART_OF_CALL 0.2
+#define SHORTEST_PROBE 2e-4
+#define LONGEST_PROBE 5e-3
 #define LEAST_SHARE 0.85         /* of the best that was seen: two threads on one core do half */
 #define PAUSE_NANOSECONDS 100000000L /* times the tries before: such episodes take tenths of a second */
 
@@ -27,13 +31,16 @@ void bench_watch_begin(bench_watch *w, bench_report *r, bench_run *run, size_t n
     w->blind = run->n_threads > bench_read_available();
     w->most_again = n_asked;
     w->n_again = w->n_disturbed = w->n = 0;
+    w->call_seconds = 0;
 }
 
 static dspark_status look(bench_watch *w, const bench_call *call, double *gflops, dspark_error *err)
 {
+    double seconds = PART_OF_CALL * w->call_seconds;
     dspark_status st;
     if (w->blind) return DSPARK_OK;
-    st = dspark_context_probe(call->threads, PROBE_SECONDS, gflops, err);
+    seconds = seconds < SHORTEST_PROBE ? SHORTEST_PROBE : seconds > LONGEST_PROBE ? LONGEST_PROBE : seconds;
+    st = dspark_context_probe(call->threads, seconds, gflops, err);
     if (st == DSPARK_OK && *gflops > w->run->best_gflops) w->run->best_gflops = *gflops;
     return st;
 }
@@ -41,6 +48,7 @@ static dspark_status look(bench_watch *w, const bench_call *call, double *gflops
 /* One try. Not even called when the threads are not all there, unless that may not be tried again. */
 static dspark_status try_once(bench_watch *w, const bench_call *call, int last, bench_sample *s, dspark_error *err)
 {
+    double started;
     dspark_status st;
     memset(s, 0, sizeof *s);
     st = call->prepare(call->user, &s->read_gbs, err);
@@ -48,7 +56,9 @@ static dspark_status try_once(bench_watch *w, const bench_call *call, int last, 
     if (st == DSPARK_OK) st = look(w, call, &s->gflops[0], err);
     s->disturbed = !w->blind && st == DSPARK_OK && bench_is_disturbed(w->run, s->gflops[0]);
     if (st != DSPARK_OK || (s->disturbed && !last)) return st;
+    started = out_clock();
     st = call->run(call->user, w->n, err);
+    w->call_seconds = out_clock() - started;
     if (st == DSPARK_OK) st = look(w, call, &s->gflops[1], err);
     s->disturbed |= !w->blind && st == DSPARK_OK && bench_is_disturbed(w->run, s->gflops[1]);
     return st;

@@ -17,6 +17,7 @@ typedef struct bench_watch {
     bench_run *run;
     int blind;              /* more threads than processors: a probe would show the scheduler */
     size_t most_again, n_again;
+    double call_seconds;    /* the last call's */
     size_t n_disturbed;     /* in all: taken again, or kept because that had an end */
     bench_sample samples[BENCH_MAX_REPEATS];
     size_t n;

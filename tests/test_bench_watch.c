@@ -24,7 +24,7 @@ static int scripted_sleep(const struct timespec *pause, struct timespec *left);
 /* What the threads can do at each look; the last one goes on. */
 static const double *script;
 static size_t n_script, n_looks;
-static double clock_now, slept;
+static double clock_now, slept, looked; /* looked: for how long, the last time */
 
 static dspark_status scripted_probe(dspark_context *context, double seconds, double *gflops, dspark_error *err)
 {
@@ -33,6 +33,7 @@ static dspark_status scripted_probe(dspark_context *context, double seconds, dou
         *gflops = 1;
         return DSPARK_OK;
     }
+    looked = seconds;
     *gflops = script[n_looks + 1 < n_script ? n_looks : n_script - 1];
     n_looks++;
     return *gflops < 0 ? out_set_error(err, DSPARK_EINTERNAL, "", "probe") : DSPARK_OK;
@@ -82,6 +83,7 @@ double bench_median(double *values, size_t n)
 typedef struct counted {
     size_t n_prepared, n_run;
     double times[20];
+    double seconds; /* of a call */
     dspark_status fails;
 } counted;
 
@@ -98,6 +100,7 @@ static dspark_status run_counted(void *user, size_t i, dspark_error *err)
 {
     counted *c = user;
     (void)err;
+    clock_now += c->seconds;
     c->times[i] = (double)++c->n_run;
     return c->fails;
 }
@@ -225,6 +228,25 @@ static void test_budgets(void **state)
     assert_float_equal(report.again_row, 0, 0);
 }
 
+/* A look is a part of the call, within bounds. */
+static void test_how_long_it_looks(void **state)
+{
+    static const double seconds[] = {0, 1e-5, 2e-3, 1e-2, 1}, expected[] = {2e-4, 2e-4, 4e-4, 2e-3, 5e-3};
+    static const double well[] = {100};
+    size_t i;
+    (void)state;
+    for (i = 0; i < 5; i++) {
+        counted c = {.seconds = seconds[i]};
+        const bench_call call = {prepare_counted, run_counted, &c, NULL};
+        script = well;
+        n_script = 1;
+        run = (bench_run){.n_threads = 2, .best_gflops = 100};
+        bench_watch_begin(&w, &report, &run, 1);
+        assert_int_equal(bench_watch_repeat(&w, &call, NULL), DSPARK_OK);
+        assert_float_equal(looked, expected[i], 1e-6);
+    }
+}
+
 /* More threads than processors: no look, no limit. */
 static void test_blind(void **state)
 {
@@ -264,7 +286,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_well), cmocka_unit_test(test_taken_again), cmocka_unit_test(test_too_often),
-        cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_budgets), cmocka_unit_test(test_how_long_it_looks),
         cmocka_unit_test(test_blind), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
