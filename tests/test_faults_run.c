@@ -113,7 +113,7 @@ static void neighbours_are_a_pair(void **state)
             c.rope_theta = 50000;
             assert_int_equal(dspark__rope_init(&r, &c, NULL), DSPARK_OK);
             assert_int_equal(dspark__kern_select(&kern, (dspark_isa)isa, NULL), DSPARK_OK);
-            dspark__rope_row(&r, 1, cs, sn);
+            dspark__rope_row(&r, &kern, 1, cs, sn);
             key[1] = dspark__f32_to_bf16(1.0f);
             kern.rope_bf16(out, key, cs, sn, widths[w] / 2);
             assert_int_equal(out[0], dspark__f32_to_bf16((float)-sin(1)));
@@ -133,6 +133,7 @@ static void one_rotation_for_every_path(void **state)
     uint16_t *taps = malloc(N * f->taps_width * 2);
     host_cache want, got;
     dspark__rope r;
+    dspark__kern ref;
     assert_non_null(taps);
     for (size_t i = 0; i < N; i++) memcpy(taps + i * f->taps_width, f->taps, f->taps_width * 2);
     dspark_batch all = batch_of(f, 0, N), one;
@@ -154,6 +155,7 @@ static void one_rotation_for_every_path(void **state)
         dspark_context_free(ctx);
     }
     assert_int_equal(dspark__rope_init(&r, &c, NULL), DSPARK_OK);
+    assert_int_equal(dspark__kern_select(&ref, DSPARK_ISA_REF, NULL), DSPARK_OK);
     for (size_t l = 0; l < f->n_layers; l++)
         for (size_t i = 0; i < N; i++) {
             const uint16_t *layer = want.layers[l];
@@ -161,7 +163,7 @@ static void one_rotation_for_every_path(void **state)
             const uint16_t *at = layer + (size_t)f->slots[i] * f->width;
             float cs[DSPARK__ROPE_MAX_PAIRS], sn[DSPARK__ROPE_MAX_PAIRS];
             assert_memory_equal(base, at, c.kv_lora_rank * 2); /* the latent has no position */
-            dspark__rope_row(&r, positions[i], cs, sn);
+            dspark__rope_row(&r, &ref, positions[i], cs, sn);
             for (uint32_t j = 0; j < r.n_pairs; j++) {
                 double x = dspark__bf16_to_f32(at[c.kv_lora_rank + 2 * j]);
                 double y = dspark__bf16_to_f32(at[c.kv_lora_rank + 2 * j + 1]);

@@ -131,7 +131,7 @@ static void test_select(void **state)
             assert_non_null(strstr(err.message, dspark__isa_name((dspark_isa)isa)));
             continue;
         }
-        assert_true(k.gemm_bf16 && k.rmsnorm_bf16 && k.rope_bf16 && k.fp8_e4m3 && k.fp8_e5m2);
+        assert_true(k.gemm_bf16 && k.rmsnorm_bf16 && k.rope_angles && k.rope_bf16 && k.fp8_e4m3 && k.fp8_e5m2);
         assert_true(k.absmax_bf16 && k.finite_bf16 && k.probe_flops);
         double flops = k.probe_flops(1000);
         assert_true(flops >= 2000 && k.probe_flops(2000) == 2 * flops);

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "base/fpenv.h"
+#include "base/sincos.h"
 #include "model/rope.h"
 
 static dspark_config k3_config(void)
@@ -30,6 +32,13 @@ static void assert_near(double got, double want, double relative)
 {
     if (!(fabs(got - want) <= relative * fabs(want)))
         fail_msg("got %.12g, want %.12g", got, want);
+}
+
+static dspark__kern level(int isa)
+{
+    dspark__kern k;
+    assert_int_equal(dspark__kern_select(&k, (dspark_isa)isa, NULL), DSPARK_OK);
+    return k;
 }
 
 static void yarn_spot_values(void **state)
@@ -71,7 +80,8 @@ static void attention_factor(void **state)
     assert_near(r.attn, 0.1 * log(32) + 1, 1e-7);
     assert_near(dspark__rope_softmax_scale(&c), 1 / sqrt(192), 1e-12);
     float cs[32], sn[32];
-    dspark__rope_row(&r, 0, cs, sn);
+    const dspark__kern ref = level(DSPARK_ISA_REF);
+    dspark__rope_row(&r, &ref, 0, cs, sn);
     assert_true(cs[0] == r.attn && sn[0] == 0);
 }
 
@@ -121,12 +131,49 @@ static void angle_is_an_fp32_product(void **state)
     dspark__rope r;
     assert_int_equal(dspark__rope_init(&r, &c, NULL), DSPARK_OK);
     float cs[32], sn[32];
-    dspark__rope_row(&r, 1048575, cs, sn);
+    const dspark__kern ref = level(DSPARK_ISA_REF);
+    dspark__rope_row(&r, &ref, 1048575, cs, sn);
     for (int j = 0; j < 32; j++) {
         float angle = 1048575.0f * r.inv_freq[j];
         assert_true(cs[j] == (float)cosl((double)angle));
         assert_true(sn[j] == (float)sinl((double)angle));
     }
+}
+
+static double next_double(uint64_t *s)
+{
+    *s ^= *s << 13; *s ^= *s >> 7; *s ^= *s << 17;
+    return (double)(*s >> 11) * 0x1p-53;
+}
+
+/* Any number of angles of either sign, in all quadrants and next to their borders, and nothing behind them. */
+static void every_level_has_the_same_angles(void **state)
+{
+    (void)state;
+    enum { MOST = 37 };
+    static const float positions[] = {0, 1, 2, 3, 17, 255, 4095, 65535, 1048575, 16777216, 2000000000};
+    const dspark__kern ref = level(DSPARK_ISA_REF);
+    const unsigned old = dspark__fpenv_enter();
+    uint64_t s = 88172645463325252u;
+    for (size_t n = 0; n <= MOST; n++)
+        for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+            float f[MOST], want[2][MOST + 1], got[2][MOST + 1];
+            const float attn = i % 2 ? 1 : 1.3465736f;
+            for (size_t j = 0; j < n; j++) {
+                f[j] = (float)pow(50000, -next_double(&s));
+                if (j % 5 == 1) f[j] = (float)((double)(j / 2) * 1.57079632679489661923); /* a border */
+                if (j % 7 == 3) f[j] = -f[j];
+            }
+            memset(want, 0xa5, sizeof want);
+            ref.rope_angles(want[0], want[1], f, n, positions[i], attn);
+            for (int isa = DSPARK_ISA_REF; isa <= DSPARK_ISA_AVX512BF16; isa++) {
+                if (!dspark__isa_available((dspark_isa)isa)) continue;
+                memset(got, 0xa5, sizeof got);
+                level(isa).rope_angles(got[0], got[1], f, n, positions[i], attn);
+                assert_memory_equal(got, want, sizeof want);
+            }
+        }
+    dspark__fpenv_leave(old);
 }
 
 int main(void)
@@ -138,6 +185,7 @@ int main(void)
         cmocka_unit_test(odd_and_huge_widths_are_refused),
         cmocka_unit_test(sine_and_cosine),
         cmocka_unit_test(angle_is_an_fp32_product),
+        cmocka_unit_test(every_level_has_the_same_angles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -278,6 +278,10 @@ typedef struct dspark__kern {
      * as 0x7fc00000). y may be x. */
     float (*rmsnorm_bf16)(uint16_t *y, const void *x, const void *w, size_t n, float eps);
 
+    /* cos[j], sin[j] for j < n of the fp32 product position * f[j]: in double by dspark__sincos, rounded once,
+     * times attn in fp32. Both are written as far as n only. */
+    void (*rope_angles)(float *cos, float *sin, const float *f, size_t n, float position, float attn);
+
     /* Interleaved pairs: y[2j] = bf16(x[2j]*c[j] - x[2j+1]*s[j]), y[2j+1] = bf16(x[2j+1]*c[j] +
      * x[2j]*s[j]); each product and sum is rounded (no fused multiply-add). y may be x. */
     void (*rope_bf16)(uint16_t *y, const void *x, const float *c, const float *s, size_t n_pairs);

@@ -120,6 +120,7 @@ void dspark__gemm_bf16__ref(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__ref(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                 float *sum);
 float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_angles__ref(float *cos, float *sin, const float *f, size_t n, float position, float attn);
 void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,
                             size_t n_pairs);
 void dspark__fp8_e4m3__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
@@ -157,6 +158,7 @@ void dspark__gemm_bf16__avx2(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx2(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                  float *sum);
 float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_angles__avx2(float *cos, float *sin, const float *f, size_t n, float position, float attn);
 void dspark__rope_bf16__avx2(uint16_t *y, const void *x, const float *c, const float *s,
                              size_t n_pairs);
 void dspark__fp8_e4m3__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
@@ -196,6 +198,7 @@ void dspark__gemm_bf16__avx512(const dspark__gemm_bf16 *g);
 void dspark__gemm_groups__avx512(const dspark__gemm_bf16 *g, size_t group, const float *scales,
                                    float *sum);
 float dspark__rmsnorm_bf16__avx512(uint16_t *y, const void *x, const void *w, size_t n, float eps);
+void dspark__rope_angles__avx512(float *cos, float *sin, const float *f, size_t n, float position, float attn);
 void dspark__rope_bf16__avx512(uint16_t *y, const void *x, const float *c, const float *s,
                                size_t n_pairs);
 void dspark__fp8_e4m3__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);

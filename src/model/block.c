@@ -112,7 +112,7 @@ static void embed_task(void *arg, size_t worker)
         uint16_t *x = view(b, DSPARK__BLOCK_RESIDUAL) + i * h;
         memcpy(x, embed->data + id * embed->row_stride, h * 2);
         if (position >= c->max_positions) position = c->max_positions - 1;
-        dspark__rope_row(&b->model->rope, (int64_t)position, cos, cos + c->qk_rope_head_dim / 2);
+        dspark__rope_row(&b->model->rope, b->kern, (int64_t)position, cos, cos + c->qk_rope_head_dim / 2);
         float sum = b->kern->rmsnorm_bf16(view(b, DSPARK__BLOCK_NORMED) + i * h, x, s->norm, h,
                                           c->rms_norm_eps);
         if (!(sum <= FLT_MAX)) spoil_row(b, i);

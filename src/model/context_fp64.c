@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/numfmt.h"
+#include "base/sincos.h"
 #include "base/status.h"
 #include "model/context.h"
 

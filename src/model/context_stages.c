@@ -135,7 +135,7 @@ static void rope_task(void *arg, size_t worker)
     (void)worker;
     for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < chunk->n;) {
         float *row = rope_row(chunk, i);
-        dspark__rope_row(rope, chunk->batch->positions[chunk->row0 + i], row, row + rope->n_pairs);
+        dspark__rope_row(rope, &chunk->ctx->kern, chunk->batch->positions[chunk->row0 + i], row, row + rope->n_pairs);
     }
 }
 
@@ -203,7 +203,7 @@ static void finish_insert(insert_job *job, size_t *n_written, dspark__bad *bad)
 DSPARK__INLINE void fetch_bytes(const void *at, size_t n)
 {
 #if defined(__GNUC__)
-    for (size_t i = 0; i < n; i += 64) __builtin_prefetch((const char *)at + i);
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch((const char *)at + i, 0, 2);
 #else
     (void)at;
     (void)n;

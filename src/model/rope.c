@@ -1,4 +1,4 @@
-/* Frequencies (plain and YaRN) and our own sine and cosine. */
+/* Frequencies, plain and YaRN; the angles of a position are a kernel. */
 #include "model/rope.h"
 
 #include <math.h>
@@ -59,52 +59,10 @@ dspark_status dspark__rope_init(dspark__rope *rope, const dspark_config *c, dspa
     return DSPARK_OK;
 }
 
-/* Taylor polynomials on |r| <= pi/4: the first term left out is below 1e-19. */
-static double sin_poly(double r)
+void dspark__rope_row(const dspark__rope *rope, const dspark__kern *kern, int64_t position, float *cos,
+                      float *sin)
 {
-    static const double c[] = {-1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
-                               1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
-    double z = r * r, s = c[7];
-    for (int i = 6; i >= 0; i--) s = s * z + c[i];
-    return r + r * z * s;
-}
-
-static double cos_poly(double r)
-{
-    static const double c[] = {1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
-                               -1.0 / 87178291200, 1.0 / 20922789888000,
-                               -1.0 / 6402373705728000};
-    double z = r * r, s = c[7];
-    for (int i = 6; i >= 0; i--) s = s * z + c[i];
-    return 1 - (0.5 * z - z * z * s);
-}
-
-void dspark__sincos(double x, double *sin, double *cos)
-{
-    /* pi/2 as three doubles. k * first part leaves x exactly under a fused multiply-add, because x
-     * is an fp32 number here and k is small. */
-    const double p1 = 1.5707963267948966, p2 = 6.123233995736766e-17, p3 = -1.4973849048591833e-33;
-    double k = rint(x * (2 / PI));
-    double r = fma(-k, p3, fma(-k, p2, fma(-k, p1, x)));
-    double s = sin_poly(r), c = cos_poly(r);
-    switch ((long long)k & 3) {
-    case 0: *sin = s; *cos = c; break;
-    case 1: *sin = c; *cos = -s; break;
-    case 2: *sin = -s; *cos = -c; break;
-    default: *sin = -c; *cos = s; break;
-    }
-}
-
-void dspark__rope_row(const dspark__rope *rope, int64_t position, float *cos, float *sin)
-{
-    float p = (float)position;
-    for (uint32_t j = 0; j < rope->n_pairs; j++) {
-        float angle = p * rope->inv_freq[j];
-        double s, c;
-        dspark__sincos(angle, &s, &c);
-        cos[j] = (float)c * rope->attn;
-        sin[j] = (float)s * rope->attn;
-    }
+    kern->rope_angles(cos, sin, rope->inv_freq, rope->n_pairs, (float)position, rope->attn);
 }
 
 double dspark__rope_softmax_scale(const dspark_config *c)

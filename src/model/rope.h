@@ -3,7 +3,7 @@
 #ifndef DSPARK_MODEL_ROPE_H
 #define DSPARK_MODEL_ROPE_H
 
-#include "dspark/dspark.h"
+#include "kern/kern.h"
 
 #define DSPARK__ROPE_MAX_PAIRS 256u
 
@@ -20,11 +20,8 @@ dspark_status dspark__rope_init(dspark__rope *rope, const dspark_config *config,
 
 /* cos[j], sin[j] of angle = (float)position * f_j, an fp32 product; cos and sin of it in double by
  * dspark__sincos, rounded once, times attn in fp32. position >= 0. */
-void dspark__rope_row(const dspark__rope *rope, int64_t position, float *cos, float *sin);
-
-/* sin and cos of any |x| < 2^31 to about 1e-16: plain IEEE operations only, so the same bits
- * everywhere, whatever the C library. */
-void dspark__sincos(double x, double *sin, double *cos);
+void dspark__rope_row(const dspark__rope *rope, const dspark__kern *kern, int64_t position, float *cos,
+                      float *sin);
 
 /* The softmax scale of attention: (P + R)^-0.5, times yarn_m(factor, mscale_all_dim)^2 with YaRN. */
 double dspark__rope_softmax_scale(const dspark_config *config);

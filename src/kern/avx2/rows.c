@@ -1,6 +1,7 @@
 /* AVX2: norm, rotation, fp8 codes and checks of one row. Equal to ref/rows.c bit for bit. Tails run
  * the same code on a zero-padded copy; nothing is read or written beyond the row. */
 #if defined(__x86_64__)
+#include "base/sincos.h"
 #include "kern/avx2/bits.h"
 
 #include <math.h>
@@ -47,6 +48,59 @@ float dspark__rmsnorm_bf16__avx2(uint16_t *y, const void *x, const void *w, size
         memcpy(bf16_at_mut(y, whole), tail_x, tail_bytes);
     }
     return canonical_nan(sum);
+}
+
+DSPARK__INLINE __m256d polynomial(const double terms[DSPARK__SINCOS_TERMS], __m256d z)
+{
+    __m256d s = _mm256_set1_pd(terms[DSPARK__SINCOS_TERMS - 1]);
+    DSPARK__UNROLL
+    for (int i = DSPARK__SINCOS_TERMS - 2; i >= 0; i--)
+        s = _mm256_add_pd(_mm256_mul_pd(s, z), _mm256_set1_pd(terms[i]));
+    return s;
+}
+
+/* dspark__sincos on 4 lanes. */
+DSPARK__INLINE void sincos_lanes(__m256d x, __m256d *sin, __m256d *cos)
+{
+    static const double sin_terms[] = DSPARK__SIN_TERMS, cos_terms[] = DSPARK__COS_TERMS;
+    const __m256d minus = _mm256_set1_pd(-0.0), one = _mm256_set1_pd(1), four = _mm256_set1_pd(4);
+    __m256d k = _mm256_round_pd(_mm256_mul_pd(x, _mm256_set1_pd(DSPARK__QUARTERS)),
+                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256d r = _mm256_fnmadd_pd(k, _mm256_set1_pd(DSPARK__QUARTER_1), x);
+    r = _mm256_fnmadd_pd(k, _mm256_set1_pd(DSPARK__QUARTER_2), r);
+    r = _mm256_fnmadd_pd(k, _mm256_set1_pd(DSPARK__QUARTER_3), r);
+    __m256d z = _mm256_mul_pd(r, r);
+    __m256d s = _mm256_add_pd(r, _mm256_mul_pd(_mm256_mul_pd(r, z), polynomial(sin_terms, z)));
+    __m256d c = _mm256_mul_pd(_mm256_mul_pd(z, z), polynomial(cos_terms, z));
+    c = _mm256_sub_pd(one, _mm256_sub_pd(_mm256_mul_pd(_mm256_set1_pd(0.5), z), c));
+    /* The quadrant is k modulo 4, exact in double: 1 and 3 swap, 2 and 3 turn the sine, 1 and 2 the cosine. */
+    __m256d turns = _mm256_floor_pd(_mm256_mul_pd(k, _mm256_set1_pd(0.25)));
+    __m256d q = _mm256_sub_pd(k, _mm256_mul_pd(turns, four));
+    __m256d turn = _mm256_cmp_pd(q, _mm256_set1_pd(2), _CMP_GE_OQ);
+    __m256d swap = _mm256_or_pd(_mm256_cmp_pd(q, one, _CMP_EQ_OQ), _mm256_cmp_pd(q, _mm256_set1_pd(3), _CMP_EQ_OQ));
+    *sin = _mm256_xor_pd(_mm256_blendv_pd(s, c, swap), _mm256_and_pd(turn, minus));
+    *cos = _mm256_xor_pd(_mm256_blendv_pd(c, s, swap), _mm256_and_pd(_mm256_xor_pd(turn, swap), minus));
+}
+
+DSPARK__INLINE void angles_4(float *cos, float *sin, const float *f, __m128 position, __m128 attn)
+{
+    __m256d s, c;
+    sincos_lanes(_mm256_cvtps_pd(_mm_mul_ps(position, _mm_loadu_ps(f))), &s, &c);
+    _mm_storeu_ps(cos, _mm_mul_ps(_mm256_cvtpd_ps(c), attn));
+    _mm_storeu_ps(sin, _mm_mul_ps(_mm256_cvtpd_ps(s), attn));
+}
+
+void dspark__rope_angles__avx2(float *cos, float *sin, const float *f, size_t n, float position, float attn)
+{
+    const __m128 p = _mm_set1_ps(position), a = _mm_set1_ps(attn);
+    float tail[4] = {0}, tail_cos[4], tail_sin[4];
+    size_t j = 0;
+    for (; j + 4 <= n; j += 4) angles_4(cos + j, sin + j, f + j, p, a);
+    if (j == n) return;
+    memcpy(tail, f + j, (n - j) * sizeof *f);
+    angles_4(tail_cos, tail_sin, tail, p, a);
+    memcpy(cos + j, tail_cos, (n - j) * sizeof *cos);
+    memcpy(sin + j, tail_sin, (n - j) * sizeof *sin);
 }
 
 /* Eight pairs. */

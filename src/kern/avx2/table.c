@@ -29,6 +29,7 @@ void dspark__kern_avx2(dspark__kern *k)
     k->scale_add = dspark__scale_add__avx2;
     k->finish = dspark__finish__avx2;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__avx2;
+    k->rope_angles = dspark__rope_angles__avx2;
     k->rope_bf16 = dspark__rope_bf16__avx2;
     k->fp8_e4m3 = dspark__fp8_e4m3__avx2;
     k->fp8_e5m2 = dspark__fp8_e5m2__avx2;

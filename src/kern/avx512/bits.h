@@ -18,16 +18,28 @@ DSPARK__INLINE __m512 widen_bf16(__m256i h)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* dspark__f32_to_bf16 on 16 lanes, each in the low half of 32 bits. Integer arithmetic only, so
- * that subnormals survive whatever MXCSR says (vcvtneps2bf16 would flush them). */
-DSPARK__INLINE __m512i round_bf16_lanes(__m512 f)
+/* dspark__f32_to_bf16 on 16 lanes, each in the high half of 32 bits; what the low half holds is left open.
+ * Integer arithmetic only, so that subnormals survive whatever MXCSR says (vcvtneps2bf16 would flush them). */
+DSPARK__INLINE __m512i round_bf16_high(__m512 f)
 {
     __m512i u = _mm512_castps_si512(f);
     __mmask16 nan = _mm512_cmp_ps_mask(f, f, _CMP_UNORD_Q);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    return _mm512_mask_mov_epi32(_mm512_srli_epi32(u, 16), nan,
-                                 _mm512_set1_epi32(DSPARK__BF16_NAN));
+    __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    u = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    u = _mm512_mask_add_epi32(u, odd, u, _mm512_set1_epi32(1));
+    return _mm512_mask_mov_epi32(u, nan, _mm512_set1_epi32((int)((uint32_t)DSPARK__BF16_NAN << 16)));
+}
+
+/* The same in the low half, with zeros above. */
+DSPARK__INLINE __m512i round_bf16_lanes(__m512 f)
+{
+    return _mm512_srli_epi32(round_bf16_high(f), 16);
+}
+
+/* Even and odd elements of 32. */
+DSPARK__INLINE __m512i round_bf16_pairs(__m512 even, __m512 odd)
+{
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, round_bf16_lanes(even), round_bf16_high(odd));
 }
 
 DSPARK__INLINE __m256i round_bf16(__m512 f)

@@ -17,7 +17,7 @@
  *                  dropped, and the hole it leaves costs more than the line, as the hardware goes by
  *                  sequences. So every line is asked for CHANCES times, GAP pairs apart: 8 to 12% faster
  *                  than once on one thread, 3 to 5% on two.
- *   10 to 16       Two tiles. While they work on a short block, its successor comes into L2, evenly: two
+ *   10 to 16       Two tiles. While they work on a block, its successor comes into L2, evenly: two
  *                  lines per pair in the first, one in the second. Without it the second tile leaves
  *                  memory idle (35% slower); into L1 it loses as much.
  *   more           The first three tiles fetch a line per pair each: that is the next block. */
@@ -28,8 +28,10 @@ enum {
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
     PAIR_WEIGHTS = 2 * DSPARK__PANEL,
-    BLOCK_TWO = 128,   /* pairs of a block for two tiles: 24 KB */
-    BLOCK_MORE = 448,  /* and for more: 84 KB, which fit L2 twice beside much of x */
+    BLOCK_TWO = 256,   /* pairs of a block for two tiles: 48 KB; to change tiles takes some 100 cycles */
+    BLOCK_SOME = 448,  /* for a few more: 84 KB; what one begins with that nobody has fetched costs less */
+    BLOCK_MANY = 896,  /* and for many: 168 KB, which fit L2 twice beside much of x */
+    SOME_ROWS = 48,
     AHEAD_ROWS = 7,    /* the fewest rows of a lone tile that fetches ahead */
     CHANCES = 3,
     GAP = 42,          /* pairs: 8 KB */
@@ -188,19 +190,21 @@ typedef struct fetch_queue {
     size_t n_bytes;
 } fetch_queue;
 
-/* One of several tiles on a block, fetching n_lines per pair if there is so much to fetch. */
+/* One of several tiles on a block, fetching n_lines per pair as long as there is something to fetch; more than
+ * that is no harm. */
 static void run_tile(float *acc, const unsigned char *x, size_t x_stride, const uint16_t *w,
                      size_t n_pairs, size_t n_rows, size_t n_lines, fetch_queue *queue)
 {
     const char *fetch = queue->next;
-    if (queue->n_bytes < n_pairs * n_lines * LINE) {
+    const size_t bytes = n_pairs * n_lines * LINE;
+    if (queue->n_bytes == 0) {
         multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
         return;
     }
     if (n_lines == 2) multiply_rows_fetch2(acc, x, x_stride, w, n_pairs, n_rows, fetch);
     else multiply_rows_fetch1(acc, x, x_stride, w, n_pairs, n_rows, fetch);
-    queue->next += n_pairs * n_lines * LINE;
-    queue->n_bytes -= n_pairs * n_lines * LINE;
+    queue->n_bytes -= queue->n_bytes < bytes ? queue->n_bytes : bytes;
+    queue->next += bytes;
 }
 
 /* What comes after the block of n pairs at `pair` of panel p: of this panel, of the next one, or what
@@ -248,7 +252,10 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
                             p + 1 < g->n_panels ? w + g->panel_stride : g->prefetch);
         return;
     }
-    const size_t block = n_rows <= GROUP ? BLOCK_TWO : BLOCK_MORE;
+    /* Equal blocks: a short one at the end is over before the next one has come. */
+    const size_t most = n_rows <= GROUP ? BLOCK_TWO : n_rows <= SOME_ROWS ? BLOCK_SOME : BLOCK_MANY;
+    const size_t n_blocks = (n_pairs + most - 1) / most;
+    const size_t block = n_blocks ? (n_pairs + n_blocks - 1) / n_blocks : 1;
     for (size_t pair = 0; pair < n_pairs; pair += block) {
         fetch_queue queue = next_block(g, p, pair, block);
         size_t n = n_pairs - pair < block ? n_pairs - pair : block;

@@ -1,5 +1,6 @@
 /* Everything that is done to one row after the matrix product: norm, rotation, fp8 codes, checks.
  * IEEE fp32 throughout, subnormals kept. The specification of the other levels. */
+#include "base/sincos.h"
 #include "kern/ref/bits.h"
 
 #include <math.h>
@@ -15,6 +16,17 @@ float dspark__rmsnorm_bf16__ref(uint16_t *y, const void *x, const void *w, size_
     float r = 1.0f / sqrtf(sum / (float)n + eps);
     for (size_t i = 0; i < n; i++) store_bf16(y, i, (load_bf16(x, i) * r) * load_bf16(w, i));
     return canonical_nan(sum);
+}
+
+void dspark__rope_angles__ref(float *cos, float *sin, const float *f, size_t n, float position, float attn)
+{
+    for (size_t j = 0; j < n; j++) {
+        float angle = position * f[j];
+        double s, c;
+        dspark__sincos(angle, &s, &c);
+        cos[j] = (float)c * attn;
+        sin[j] = (float)s * attn;
+    }
 }
 
 void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const float *s,

@@ -26,6 +26,7 @@ void dspark__kern_ref(dspark__kern *k)
     k->scale_add = dspark__scale_add__ref;
     k->finish = dspark__finish__ref;
     k->rmsnorm_bf16 = dspark__rmsnorm_bf16__ref;
+    k->rope_angles = dspark__rope_angles__ref;
     k->rope_bf16 = dspark__rope_bf16__ref;
     k->fp8_e4m3 = dspark__fp8_e4m3__ref;
     k->fp8_e5m2 = dspark__fp8_e5m2__ref;
