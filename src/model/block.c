@@ -11,8 +11,8 @@
 
 /* What one element of a norm, a rotation or a sum costs, in multiply-adds of a product. */
 #define ELEMENT_COST 8.0
-/* Heads whose absorbed weights one thread reads in one go: 1 MB of K3's. */
-#define HEADS_OF_A_UNIT 8u
+/* Heads whose absorbed weights one thread reads in one go: half a MB of K3's. */
+#define HEADS_OF_A_UNIT 4u
 
 uint64_t dspark__now(void)
 {
