@@ -212,7 +212,7 @@ static dspark_status open_file(cache_file *f, const char *path, dspark_error *er
     f->path = path;
     st = dspark_checkpoint_open(&f->file, path, err);
     if (st != DSPARK_OK) {
-        out_add_path(err, path);
+        out_add_file(err, path);
         return st;
     }
     if ((st = find_layers(f, err)) != DSPARK_OK) return st;

@@ -118,7 +118,7 @@ dspark_status dump_open(dump *d, const char *path, const dspark_config *config, 
     d->tap_width = config->tap_width;
     d->row_bytes = (size_t)config->n_taps * config->tap_width * 2;
     st = dspark_checkpoint_open(&d->file, path, err);
-    if (st != DSPARK_OK) out_add_path(err, path);
+    if (st != DSPARK_OK) out_add_file(err, path);
     if (st == DSPARK_OK) st = check_states(d, config, err);
     if (st == DSPARK_OK) st = check_ids(d, config, err);
     if (st == DSPARK_OK) st = check_positions(d, err);

@@ -2,6 +2,8 @@
  * option. */
 #include "open_model.h"
 
+#include <string.h>
+
 #include "out.h"
 #include "progress.h"
 
@@ -17,6 +19,9 @@ dspark_status open_model(dspark_model **model, const char *checkpoint, dspark_mo
     progress_end(&bar);
     opts->progress = NULL;
     opts->progress_user = NULL;
-    if (st != DSPARK_OK) out_add_checkpoint(err, checkpoint, opts->target);
+    if (st == DSPARK_OK) return st;
+    /* A prepacked file is no part of the checkpoint. */
+    if (!opts->prepacked || strncmp(err->where, opts->prepacked, strlen(opts->prepacked)) != 0)
+        out_add_checkpoint(err, checkpoint, opts->target);
     return st;
 }

@@ -98,6 +98,19 @@ void out_add_path(dspark_error *err, const char *path)
     snprintf(err->where, sizeof err->where, "%.120s%s%.120s", path, where[0] ? ": " : "", where);
 }
 
+void out_add_file(dspark_error *err, const char *path)
+{
+    char where[sizeof err->where];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const size_t n = strlen(name);
+    if (!slash || !n || strncmp(err->where, name, n) != 0 || !strchr(":", err->where[n])) {
+        out_add_path(err, path);
+        return;
+    }
+    memcpy(where, err->where, sizeof where);
+    snprintf(err->where, sizeof err->where, "%.120s%.120s", path, where + n);
+}
+
 void out_add_checkpoint(dspark_error *err, const char *checkpoint, const char *target)
 {
     if (!target || strncmp(err->where, target, strlen(target)) != 0) out_add_path(err, checkpoint);

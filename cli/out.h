@@ -37,6 +37,8 @@ dspark_status out_set_error(dspark_error *err, dspark_status code, const char *w
                             const char *fmt, ...) OUT_PRINTF(4, 5);
 /* Put the path that the user gave before err->where, which may name a file inside it only. */
 void out_add_path(dspark_error *err, const char *path);
+/* The same for what was opened as a file, of which the library says the name without its folder. */
+void out_add_file(dspark_error *err, const char *path);
 /* The same of an error of opening a checkpoint that borrows from `target` (NULL: from none): what is
  * wrong with the target names it already. */
 void out_add_checkpoint(dspark_error *err, const char *checkpoint, const char *target);

@@ -13,6 +13,7 @@
 
 #include "dspark/dspark.h"
 #include "support/cli_said.h"
+#include "support/tmpdir.h"
 
 #define N_ROWS 150
 #define N_TAPS 5
@@ -217,6 +218,20 @@ static void refuse_dump(const dump_shape *d, const char *options, const char *pa
     assert_has(r.err, part);
     assert_has(r.err, other);
     assert_false(folder_has("never.st"));
+}
+
+/* Files are named once, as the user wrote them, and what is no part of the checkpoint without it. */
+static void test_files_are_named_once(void **state)
+{
+    (void)state;
+    assert_int_equal(run_program("/bin/mkdir", "deep").code, 0);
+    tmpdir_write(in_folder("deep/cut.st"), "0123456789", 10);
+    assert_memory_equal(run_cli_to(3, "context tiny --taps deep/cut.st").err, "dspark: deep/cut.st: ", 21);
+    assert_null(strstr(run_cli_to(3, "context tiny --taps deep/cut.st").err, ": cut.st"));
+    assert_memory_equal(run_cli_to(3, "compare deep/cut.st deep/cut.st").err, "dspark: deep/cut.st: ", 21);
+    assert_null(strstr(run_cli_to(3, "compare deep/cut.st deep/cut.st").err, ": cut.st"));
+    assert_memory_equal(run_cli_to(3, "context tiny --taps dump.st --prepacked deep/cut.st").err,
+                        "dspark: deep/cut.st: not a prepacked file", 41);
 }
 
 static void test_bad_dumps(void **state)
@@ -514,6 +529,7 @@ int main(void)
         cmocka_unit_test(test_output_file),
         cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_cache_dtypes),
+        cmocka_unit_test(test_files_are_named_once),
         cmocka_unit_test(test_bad_dumps),
         cmocka_unit_test(test_positions),
         cmocka_unit_test(test_overflow),
