@@ -202,7 +202,7 @@ dspark_status bench_open_format(bench_report *r, dspark_model **model, bench_siz
     if (folder[0]) tmp_folder_delete(folder);
     if (st == DSPARK_OK)
         bench_describe(r, *model);
-    else if (r->args->checkpoint && path == source)
+    else if (st != DSPARK_EOUTPUT && r->args->checkpoint && path == source)
         out_add_checkpoint(err, source, r->args->target);
     return st;
 }

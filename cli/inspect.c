@@ -73,7 +73,8 @@ static void advise_mending(const json_t *doc, const char *path)
         out_text(stdout, key);
         printf(" in config.json\n");
     } else if (strcmp(where, "config.json") == 0) {
-        printf("mend config.json, or fetch it again\n");
+        printf(strcmp(status, "DSPARK_EIO") == 0 ? "make config.json a file that can be read\n"
+                                                 : "mend config.json, or fetch it again\n");
     } else if (strcmp(id, "gguf") == 0 || strcmp(id, "pytorch") == 0) {
         printf("get the checkpoint in its safetensors form\n");
     } else if (strcmp(id, "unknown") == 0) {

@@ -151,6 +151,8 @@ static void test_next(void **state)
     write_variant("bare", "{", "{");
     assert_int_equal(remove(in_folder("bare/config.json")), 0);
     expect("inspect bare", 1, "NOT USABLE", "next: put config.json beside the weights\n");
+    assert_int_equal(run_program("/bin/mkdir", "bare/config.json").code, 0); /* there, and not to be read */
+    expect("inspect bare", 3, "BROKEN: config.json: ", "next: make config.json a file that can be read\n");
     write_variant("more", "\"num_hidden_layers\": 5", "\"num_hidden_layers\": 6");
     expect("inspect more", 3, "BROKEN", "next: fetch config.json and tensors again, from one place");
     write_variant("short", "{", "{");

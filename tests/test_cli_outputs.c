@@ -134,6 +134,15 @@ static void test_room_for_one(void **state)
     assert_false(folder_has("too-large.st"));
 }
 
+/* A temporary folder that cannot be made is said of its own path, not of the checkpoint. */
+static void test_no_temporary_folder(void **state)
+{
+    const cli_result r = run_program("/usr/bin/env", "TMPDIR=nowhere " DSPARK_CLI " " BENCH " --formats int8");
+    (void)state;
+    assert_int_equal(r.code, 5);
+    assert_memory_equal(r.err, "dspark: nowhere/dspark-bench-", 29);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +151,7 @@ int main(void)
         cmocka_unit_test(test_taken),
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_room_for_one),
+        cmocka_unit_test(test_no_temporary_folder),
     };
     return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }

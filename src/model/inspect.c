@@ -40,6 +40,7 @@ typedef struct inspector {
     char *config_text;
     size_t n_config;
     char no_config[300];   /* why there is no text */
+    int unread_config;     /* it is there, but could not be read */
     const char *container; /* "gguf", "pytorch", "none": instead of a family */
     dspark__family_report family;
     dspark__config_doc *doc;
@@ -203,6 +204,17 @@ static int look_at_own(inspector *k)
     return 0;
 }
 
+/* Is anything of that name there, be it what it may? */
+static int has_config(const char *path)
+{
+    struct stat sb;
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), there;
+    if (folder < 0) return 0;
+    there = fstatat(folder, "config.json", &sb, AT_SYMLINK_NOFOLLOW) == 0;
+    close(folder);
+    return there;
+}
+
 static dspark_status look_at_files(inspector *k, dspark_error *err)
 {
     dspark_error e;
@@ -211,9 +223,10 @@ static dspark_status look_at_files(inspector *k, dspark_error *err)
     dspark__error_clear(&e);
     st = dspark__config_text(&k->config_text, &k->n_config, k->path, &e);
     /* a config that is not there is judged when the family is known */
-    if (st == DSPARK_EIO)
+    if (st == DSPARK_EIO) {
         snprintf(k->no_config, sizeof k->no_config, "%.290s", e.message);
-    else if ((st = take_error(k, st, &e, 0, err)) != DSPARK_OK)
+        k->unread_config = has_config(k->path);
+    } else if ((st = take_error(k, st, &e, 0, err)) != DSPARK_OK)
         return st;
     dspark__error_clear(&e);
     st = dspark__checkpoint_open(&k->ckpt, k->path, &e);
@@ -242,7 +255,10 @@ static dspark_status judge_k3(inspector *k, dspark_error *err)
 
     dspark__error_clear(&e);
     if (!k->config_text) {
-        if (k->verdict == DSPARK_USABLE) {
+        if (k->unread_config) {
+            add_problem(k, DSPARK_EIO, "config.json", k->no_config);
+            judge(k, DSPARK_BROKEN, "config.json", k->no_config);
+        } else if (k->verdict == DSPARK_USABLE) {
             char text[500];
             snprintf(text, sizeof text,
                      "%s; the tensors are those of a K3 DSpark drafter, and its "
