@@ -164,7 +164,7 @@ static int needs_compute(const bench_run *run)
     return 0;
 }
 
-/* The row with the largest part of disturbed repeats in its median. */
+/* The row with the largest part of disturbed repeats in its median; of a block, whose stages share them, the whole. */
 static void judge_disturbed(bench_verdict *v, const bench_run *run)
 {
     const bench_row *worst = NULL;
@@ -172,7 +172,7 @@ static void judge_disturbed(bench_verdict *v, const bench_run *run)
     size_t i;
     for (i = 0; i < run->n_rows; i++) {
         const bench_row *row = &run->rows[i];
-        if (row->n_left && (!worst || row->n_left * worst->n_repeats > worst->n_left * row->n_repeats)) worst = row;
+        if (row->n_left && (!worst || row->n_left * worst->n_repeats >= worst->n_left * row->n_repeats)) worst = row;
     }
     if (!worst) return;
     if (worst->tokens)

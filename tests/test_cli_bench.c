@@ -273,6 +273,10 @@ static void test_verdict_on_disturbed(void **state)
     bench_judge(&r, &run, &v);
     assert_int_equal(v.n_reasons, 1);
     assert_has(v.reasons[0], "the processor was shared in 7 of 10 repeats of full (");
+    rows[1].n_left = rows[1].n_repeats = 10; /* a stage, and the block that it is a part of */
+    rows[2].n_left = 10;
+    bench_judge(&r, &run, &v);
+    assert_has(v.reasons[0], "in 10 of 10 repeats of full (");
     rows[0].watched = 0; /* more threads than processors, say */
     bench_judge(&r, &run, &v);
     assert_int_equal(v.n_reasons, 2);
