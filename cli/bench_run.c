@@ -272,6 +272,7 @@ static void fill_roofline(const bench_run *run, bench_row *row)
     double by_compute, by_bytes;
     /* Repeats that were fine by what had been seen until then. */
     if (row->watched && bench_is_disturbed(run, row->limit_gflops)) row->n_left = row->n_repeats;
+    if (row->n_disturbed < row->n_left) row->n_disturbed = row->n_left;
     if (!row->watched) row->limit_gflops = bench_limit(run->compute_gflops);
     if (row->limit == BENCH_BY_NONE || row->limit == BENCH_BY_SUM) return;
     if (row->limit == BENCH_BY_HOT)

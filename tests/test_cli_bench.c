@@ -75,7 +75,7 @@ static void check_row(const json_t *run, const json_t *row)
     const double disturbed = said_number(row, "disturbed"), left = said_number(row, "disturbed_left");
     double limit, compute;
     assert_true(best >= better(json_object_get(run, "compute_gflops")));
-    assert_true(disturbed >= 0 && left >= 0 && left <= said_number(row, "repeats"));
+    assert_true(disturbed >= left && left >= 0 && left <= said_number(row, "repeats"));
     assert_true(left == 0 || 2 * left > said_number(row, "repeats"));
     if (!looks(run)) assert_true(disturbed == 0 && left == 0);
     assert_true(said_number(row, "best_seconds") <= p50);
