@@ -25,6 +25,66 @@ static uint16_t *some_matrix(size_t n, uint64_t *seed)
     return w;
 }
 
+/* All products of a narrow shard and of one that is not, of as many rows as different ways take, whole and in two
+ * parts of its panels. */
+static void same_products(const dspark__merged_linear *a, const dspark__merged_linear *b, uint64_t *seed)
+{
+    static const size_t n_rows[] = {1, 5, 7, 9, 16, 17, 48, 64, 100};
+    const uint32_t k = a->k, rows = a->shards[0].rows, panels = a->shards[0].n_panels;
+    uint16_t *x = some_matrix(100 * (size_t)k, seed), *out = malloc((size_t)200 * rows * sizeof *out);
+    void *scratch = aligned_alloc(64, (dspark__merged_linear_scratch(100) + 63) / 64 * 64);
+    assert_true(out && scratch);
+    for (int isa = DSPARK_ISA_AVX2; isa <= (int)dspark__isa_best(); isa++) {
+        dspark__kern kern;
+        check(dspark__kern_select(&kern, (dspark_isa)isa, &err), DSPARK_OK, &err);
+        for (size_t i = 0; i < sizeof n_rows / sizeof *n_rows; i++) {
+            const size_t n = n_rows[i] * rows;
+            memset(out, 0xa5, 2 * n * sizeof *out);
+            dspark__merged_linear_rows(a, &kern, 1, 0, panels, x, 2 * (size_t)k, n_rows[i], scratch, out, rows);
+            dspark__merged_linear_rows(b, &kern, 1, 0, panels, x, 2 * (size_t)k, n_rows[i], scratch, out + n, rows);
+            assert_memory_equal(out, out + n, n * sizeof *out);
+            if (panels == 1) continue;
+            memset(out + n, 0xa5, n * sizeof *out);
+            dspark__merged_linear_rows(b, &kern, 1, 0, 1, x, 2 * (size_t)k, n_rows[i], scratch, out + n, rows);
+            dspark__merged_linear_rows(b, &kern, 1, 1, panels - 1, x, 2 * (size_t)k, n_rows[i], scratch, out + n + 48,
+                                       rows);
+            assert_memory_equal(out, out + n, n * sizeof *out);
+        }
+    }
+    free(scratch);
+    free(out);
+    free(x);
+}
+
+static void test_narrow(void **state)
+{
+    static const uint32_t rows[] = {16, 33, 64, 80, 113, 128}, columns[] = {7, 130, 512, 1800};
+    uint64_t seed = 8;
+    (void)state;
+    for (size_t i = 0; i < 24; i++) {
+        const uint32_t r = rows[i % 6], k = columns[i / 6];
+        for (uint32_t turned = 0; turned < 2; turned++) {
+            const size_t stride = turned ? r : k;
+            uint16_t *w = some_matrix(HEADS * (size_t)r * k, &seed);
+            const dspark__dense from = {.w = w, .step = (size_t)r * k, .stride = stride, .turned = (int)turned};
+            dspark__merged_linear plain, narrow;
+            check(dspark__merged_linear_init_even(&plain, "plain", k, HEADS, r, NULL, &err), DSPARK_OK, &err);
+            check(dspark__merged_linear_init_even(&narrow, "narrow", k, HEADS, r, NULL, &err), DSPARK_OK, &err);
+            narrow.narrow = 1;
+            if (i % 2) check(dspark__merged_linear_reserve(&narrow, &err), DSPARK_OK, &err);
+            check(dspark__merged_linear_fill_many(&plain, 0, HEADS, &from, NULL, &err), DSPARK_OK, &err);
+            check(dspark__merged_linear_fill_many(&narrow, 0, HEADS, &from, NULL, &err), DSPARK_OK, &err);
+            assert_int_equal(narrow.bytes, HEADS * dspark__packing_bytes(&dspark__packing_narrow, r, k));
+            assert_int_equal(narrow.bytes, HEADS * ((size_t)(r == 33 ? 48 : (r + 15) / 16 * 16) * ((k + 1) / 2 * 4)));
+            if (i % 2) assert_ptr_equal(narrow.shards[1].codes, narrow.shards[0].codes + narrow.shards[0].bytes);
+            same_products(&plain, &narrow, &seed);
+            dspark__merged_linear_free(&plain);
+            dspark__merged_linear_free(&narrow);
+            free(w);
+        }
+    }
+}
+
 static void compare(const dspark__merged_linear *a, const dspark__merged_linear *b)
 {
     assert_int_equal(a->n_filled, b->n_filled);
@@ -118,6 +178,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_narrow),
         cmocka_unit_test(test_twice),
         cmocka_unit_test(test_no_memory),
     };

@@ -93,7 +93,10 @@ static uint16_t packed_at(const dspark__merged_linear *ml, uint32_t shard, uint3
     const uint16_t *codes = (const void *)(s->codes + row / DSPARK__PANEL * s->code_stride);
     assert_true(shard < ml->n_shards && row < s->rows && column < ml->k);
     assert_int_equal(s->packing.bits, 16);
-    return codes[(size_t)(column / 2) * DSPARK__PANEL * 2 + row % DSPARK__PANEL * 2 + column % 2];
+    size_t width = DSPARK__PANEL; /* of the row's panel */
+    if (s->packing.narrow && row / DSPARK__PANEL + 1 == s->n_panels && dspark__narrow_width(s->rows))
+        width = dspark__narrow_width(s->rows);
+    return codes[(size_t)(column / 2) * width * 2 + row % DSPARK__PANEL * 2 + column % 2];
 }
 
 static uint16_t file_at(const dspark_tensor *t, uint64_t i)
@@ -146,6 +149,7 @@ static void kv_b_is(const dspark_model *m, uint32_t l, const dspark_tensor *t)
     const uint32_t p = c->qk_nope_head_dim, v = c->v_head_dim, width = c->kv_lora_rank;
     assert_int_equal(m->block.w_uk.k, p);
     assert_int_equal(m->block.w_uv.k, width);
+    assert_true(m->block.w_uk.narrow && m->block.w_uv.narrow);
     for (uint32_t h = 0; h < c->n_heads; h++) {
         uint32_t shard = l * c->n_heads + h;
         uint64_t first = (uint64_t)h * (p + v) * width;

@@ -74,7 +74,9 @@ static void same_linear(const dspark__merged_linear *a, const dspark__merged_lin
                     x->packing.permuted == y->packing.permuted);
         assert_true(x->code_stride == y->code_stride && x->n_groups == y->n_groups);
         assert_int_equal((uintptr_t)y->codes % 64, 0);
-        assert_memory_equal(x->codes, y->codes, panels * x->code_stride);
+        assert_int_equal(x->packing.narrow, y->packing.narrow);
+        assert_int_equal(x->bytes, y->bytes);
+        assert_memory_equal(x->codes, y->codes, x->packing.bits == 16 ? x->bytes : panels * x->code_stride);
         assert_true(!x->scales == !y->scales && !x->group_scales == !y->group_scales &&
                     !x->row_scales == !y->row_scales && !x->perm == !y->perm);
         if (x->scales) assert_memory_equal(x->scales, y->scales, panels * x->scale_stride);

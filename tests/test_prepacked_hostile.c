@@ -300,7 +300,7 @@ static void test_lying_tables(void **state)
 static void test_lying_packings(void **state)
 {
     good *g = *state;
-    for (int what = 0; what < 11; what++) {
+    for (int what = 0; what < 13; what++) {
         lie l = begin(g);
         dspark__packing *p = &l.sections[1].packing;
         if (what > 4) { /* as if of codes */
@@ -320,6 +320,8 @@ static void test_lying_packings(void **state)
             p->format.block = 12;
             break;
         case 9: p->group = 12; break;
+        case 11: p->narrow = 1; break;
+        case 12: *p = (dspark__packing){.bits = 16, .narrow = 1}; break; /* which this linear is not */
         default: p->format.block = 16; break;
         }
         if (what != 6 && what != 7) /* no size can be told of those */
