@@ -40,12 +40,13 @@ static void widen_row(float *to, const unsigned char *x, size_t n);
 static int run_piece(float *acc, const piece *from, size_t n_rows, int fetch);
 
 /* What rows [row, row + n) of a piece's x need next. Caches hold it, but not the near ones, and lines lie far
- * apart: asked for all rows at once, they fill the miss buffers and everything waits. */
+ * apart: asked for all rows at once, they fill the miss buffers and everything waits. Rows that begin within a
+ * line end in one more, whose first bytes have come with the STEP before: so the lines' ends are asked for. */
 DSPARK__INLINE void fetch_x(const piece *s, size_t row, size_t n)
 {
     for (size_t i = row; s->next_x && i < row + n; i++)
         for (size_t line = s->first_line; line < X_LINES; line += s->line_step)
-            _mm_prefetch((const char *)s->next_x + i * s->x_stride + line * LINE, _MM_HINT_T1);
+            _mm_prefetch((const char *)s->next_x + i * s->x_stride + line * LINE + LINE - 1, _MM_HINT_T1);
 }
 
 /* Whole piece number i of panel p; numbers go on in the next panel, and behind the last one is what the
