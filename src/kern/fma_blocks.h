@@ -24,6 +24,7 @@ enum {
 /* What a tile reads, and what it fetches meanwhile: far into L2, near into L1. */
 typedef struct piece {
     const uint16_t *w;
+    size_t pair;    /* elements from one pair of k to the next: PAIR, or less in a narrow panel */
     const float *x;
     size_t n_pairs;
     const char *far, *near;
@@ -64,13 +65,17 @@ static const char *find_piece(const dspark__gemm_bf16 *g, size_t p, size_t i)
     return g->prefetch && (i + 1) * bytes <= g->prefetch_bytes ? (const char *)g->prefetch + i * bytes : NULL;
 }
 
-/* A piece of a narrow panel as one of 48. What the others hold is seen nowhere, but must be numbers. */
-static void widen_piece(uint16_t *to, const uint16_t *from, size_t n_pairs, size_t width)
+/* A piece of a narrow panel. Tiles take 48 outputs of it, of which the last ones are of the next pair and are
+ * seen nowhere. Its end, behind which nothing need be, is copied. */
+static void narrow_piece(piece *s, const dspark__gemm_bf16 *g, size_t p, size_t k, uint16_t *whole)
 {
-    for (size_t pair = 0; pair < n_pairs; pair++, to += PAIR, from += 2 * width) {
-        memcpy(to, from, 4 * width);
-        memset(to + 2 * width, 0, 4 * (DSPARK__PANEL - width));
-    }
+    const uint16_t *from = g->panels + p * g->panel_stride + k * g->narrow;
+    s->pair = 2 * g->narrow;
+    s->w = from;
+    if (((g->k + 1) / 2 - k / 2 - s->n_pairs) * s->pair >= PAIR - s->pair) return; /* what is read is behind it */
+    memcpy(whole, from, s->n_pairs * s->pair * sizeof *from);
+    memset(whole + s->n_pairs * s->pair, 0, (PAIR - s->pair) * sizeof *whole);
+    s->w = whole;
 }
 
 /* Up to BLOCK_ROWS rows of up to BLOCK_PANELS panels, STEP after STEP. */
@@ -93,11 +98,12 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
         for (size_t i = 0; !ready && i < n_rows; i++)
             widen_row(wide + i * 2 * STEP, bf16_at(x + i * g->x_stride, k), n);
         for (size_t p = 0; p < n_panels; p++) {
-            piece s = {.w = g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, .x = wide,
-                       .n_pairs = (n + 1) / 2, .x_stride = g->x_stride, .first_line = p,
+            piece s = {.w = g->panels + (p0 + p) * g->panel_stride + k * DSPARK__PANEL, .pair = PAIR,
+                       .x = wide, .n_pairs = (n + 1) / 2, .x_stride = g->x_stride, .first_line = p,
                        .line_step = n_panels};
             int fetch = more && row == 0;
             if (more) s.next_x = bf16_at(x, k + n);
+            if (panel_width(g, p0 + p) < DSPARK__PANEL) narrow_piece(&s, g, p0 + p, k, whole);
             if (n_rows <= FEW) {
                 s.first_line = X_LINES;
                 s.next_wide = wides + (wide == wides ? FEW * 2 * STEP : 0);
@@ -107,12 +113,6 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
                 fetch = s.near != NULL;
             } else {
                 s.far = s.near = (const char *)(s.w + (more ? PIECE : 0));
-            }
-            const size_t width = panel_width(g, p0 + p);
-            if (width < DSPARK__PANEL) {
-                widen_piece(whole, g->panels + (p0 + p) * g->panel_stride + k * width, s.n_pairs, width);
-                s.w = whole;
-                fetch = 0;
             }
             ready = run_piece(acc + p * acc_stride, &s, n_rows, fetch);
         }

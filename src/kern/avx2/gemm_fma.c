@@ -88,7 +88,7 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t f
     for (size_t left = s->n_pairs, run; left > 0; left -= run) {
         fetch_lines(&far, &near, f);
         run = left < f.every ? left : f.every;
-        for (size_t todo = run; todo > 0; todo--, w += PAIR, x += 2) {
+        for (size_t todo = run; todo > 0; todo--, w += s->pair, x += 2) {
             DSPARK__UNROLL
             for (int odd = 1; odd >= 0; odd--) {
                 __m256 held[3];
@@ -149,7 +149,7 @@ DSPARK__INLINE void multiply_four(float *acc, const piece *s, size_t first, fetc
     DSPARK__UNROLL
     for (size_t i = 0; i < 12; i++)
         sum[i / 3][i % 3] = _mm256_load_ps(acc + i / 3 * DSPARK__PANEL + i % 3 * 8);
-    for (size_t i = 0, left = a_row; i < s->n_pairs; i++, left--, w += PAIR, x += 2) {
+    for (size_t i = 0, left = a_row; i < s->n_pairs; i++, left--, w += s->pair, x += 2) {
         fetch_lines(&far, &near, f);
         if (widen && left == 0) {
             left = a_row;

@@ -37,7 +37,7 @@ DSPARK__INLINE void multiply(float *acc, const piece *s, size_t n_rows, size_t n
         DSPARK__UNROLL
         for (size_t v = 0; v < VECTORS; v++)
             sum[i][v] = _mm512_load_ps(acc + i * DSPARK__PANEL + 16 * v);
-    for (size_t pair = 0; pair < s->n_pairs; pair++, w += PAIR, x += 2) {
+    for (size_t pair = 0; pair < s->n_pairs; pair++, w += s->pair, x += 2) {
         DSPARK__UNROLL
         for (size_t line = 0; line < n_far; line++, far += LINE) _mm_prefetch(far, _MM_HINT_T1);
         DSPARK__UNROLL
