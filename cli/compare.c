@@ -486,6 +486,7 @@ static int run_job(const compare_args *a)
             st = out_check_interrupt(&err);
     }
     progress_end(&job.bar);
+    if (st == DSPARK_OK) st = dump_check_unchanged(&job.rows, &err);
     if (st != DSPARK_OK) goto fail;
     if (a->vllm_compat && (st = run_vllm(&job, &err)) != DSPARK_OK) goto fail;
     measure_errors(&job);

@@ -629,6 +629,7 @@ static int run_job(const args_command *command, const context_args *a)
     if ((st = make_context(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = open_output(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = run_rows(&job, &err)) != DSPARK_OK) goto fail;
+    if ((st = dump_check_unchanged(&job.rows, &err)) != DSPARK_OK) goto fail;
     if ((st = write_states(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = write_output(&job, &err)) != DSPARK_OK) goto fail;
     if ((st = commit_outputs(&job, &err)) != DSPARK_OK) goto fail;

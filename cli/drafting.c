@@ -172,7 +172,7 @@ dspark_status drafting_load(drafting *d, dump *rows, const char *bar_label, dspa
         if (st == DSPARK_OK) st = out_check_interrupt(err);
     }
     if (bar_label) progress_end(&bar);
-    return st;
+    return st == DSPARK_OK ? dump_check_unchanged(rows, err) : st;
 }
 
 void drafting_input(const drafting *d, const dump *rows, uint64_t row, dspark_draft_input *in)

@@ -117,6 +117,7 @@ dspark_status dump_open(dump *d, const char *path, const dspark_config *config, 
     d->n_taps = config->n_taps;
     d->tap_width = config->tap_width;
     d->row_bytes = (size_t)config->n_taps * config->tap_width * 2;
+    if (stat(path, &d->opened) != 0) d->opened.st_ino = 0;
     st = dspark_checkpoint_open(&d->file, path, err);
     if (st != DSPARK_OK) out_add_file(err, path);
     if (st == DSPARK_OK) st = check_states(d, config, err);
@@ -359,6 +360,18 @@ dspark_status dump_check_window(const dump *d, uint64_t start, const dspark_conf
 void dump_forget_rows(const dump *d, uint64_t first, uint64_t n)
 {
     if (d->states) dspark_checkpoint_drop(d->file, d->states, first * d->stride, n * d->stride);
+}
+
+dspark_status dump_check_unchanged(const dump *d, dspark_error *err)
+{
+    struct stat now;
+    const struct stat *then = &d->opened;
+    if (!then->st_ino || stat(d->path, &now) != 0 || now.st_ino != then->st_ino || now.st_dev != then->st_dev)
+        return DSPARK_OK;
+    if (now.st_size == then->st_size && now.st_mtim.tv_sec == then->st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == then->st_mtim.tv_nsec)
+        return DSPARK_OK;
+    return out_set_error(err, DSPARK_EIO, d->path, "was written to while it was read");
 }
 
 void dump_close(dump *d)

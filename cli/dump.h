@@ -7,6 +7,8 @@
 #ifndef DSPARK_CLI_DUMP_H
 #define DSPARK_CLI_DUMP_H
 
+#include <sys/stat.h>
+
 #include "dspark/dspark.h"
 
 typedef struct dump {
@@ -24,6 +26,7 @@ typedef struct dump {
     const dspark_tensor *ids;    /* NULL for rows made by dump_make, as states */
     const dspark_tensor *states; /* NULL for rows made by dump_make */
     unsigned char *owned;        /* rows made by dump_make */
+    struct stat opened;          /* of the file, before it was opened; st_ino is 0 when it is not known */
 } dump;
 
 /* Header, shapes, token ids and positions; the states themselves are not read here. */
@@ -51,6 +54,9 @@ void dump_forget_rows(const dump *d, uint64_t first, uint64_t n);
 dspark_status dump_first_fault(const dump *d, const char *checkpoint, dspark_context *context,
                                const dspark_batch *batch, const dspark_cache_view *view, dspark_status st,
                                dspark_error *err);
+/* DSPARK_EIO when the file was written to since it was opened: rows may be of both. One that was replaced by
+ * another file is still whole here. */
+dspark_status dump_check_unchanged(const dump *d, dspark_error *err);
 void dump_close(dump *d);
 
 /* What the taps look like, row by row: enough to see a dump whose taps were never filled, filled

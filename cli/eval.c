@@ -242,7 +242,7 @@ static int run_anchors(eval_worker *w, dump *rows, eval_data *d)
     w->d.context_seconds = 0;
     if (drafting_load(&w->d, rows, NULL, &err) != DSPARK_OK) {
         if (err.code == DSPARK_ECANCELLED) return EXIT_CANCELLED;
-        out_add_path(&err, rows->path);
+        if (err.code != DSPARK_ENONFINITE) out_add_path(&err, rows->path); /* it may be the checkpoint's fault */
         return out_fail(err.code, &err);
     }
     t.context_seconds = w->d.context_seconds;
@@ -257,6 +257,8 @@ static int run_anchors(eval_worker *w, dump *rows, eval_data *d)
         code = out_interrupted() ? EXIT_CANCELLED : run_batch(w, rows, anchors, n, d);
         n = 0;
     }
+    /* Again after the verifier's states have been read. */
+    if (code == EXIT_OK && dump_check_unchanged(rows, &err) != DSPARK_OK) code = out_fail(err.code, &err);
     return code;
 }
 

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "support/cli_said.h"
+#include "support/tmpdir.h"
 
 #define BENCH "bench tiny --tokens 1 --repeat 1 --buffer 1M --threads 1 "
 
@@ -450,6 +451,25 @@ static void test_huge_sizes(void **state)
     }
 }
 
+/* A dump that is written to while its rows are read gives no output; the script waits for the temporary file,
+ * which is made before the first row is read. */
+static void test_changed_while_read(void **state)
+{
+    static const char script[] =
+        "$1 context tiny --taps growing.st --out mixed.st --isa ref --batch 1 --threads 1 &\n"
+        "until ls -a | grep -q '^\\.dspark-'; do :; done\n"
+        "printf x >>growing.st\n"
+        "wait $!\n";
+    cli_result r;
+    (void)state;
+    assert_int_equal(run_cli("synth --dump growing.st --for tiny --tokens 20000").code, 0);
+    tmpdir_write(in_folder("grow.sh"), script, sizeof script - 1);
+    r = run_program("/bin/sh", "grow.sh " DSPARK_CLI);
+    assert_int_equal(r.code, 3);
+    assert_has(r.err, "growing.st: was written to while it was read");
+    assert_false(folder_has("mixed.st"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,7 +484,7 @@ int main(void)
         cmocka_unit_test(test_dump_shrinks),
         cmocka_unit_test(test_arguments_are_shown_harmless),
         cmocka_unit_test(test_odd_names),
-        cmocka_unit_test(test_huge_sizes),
+        cmocka_unit_test(test_huge_sizes), cmocka_unit_test(test_changed_while_read),
     };
     return cmocka_run_group_tests(tests, make_inputs, remove_folder);
 }
