@@ -17,9 +17,10 @@
  *                  dropped, and the hole it leaves costs more than the line, as the hardware goes by
  *                  sequences. So every line is asked for CHANCES times, GAP pairs apart: 8 to 12% faster
  *                  than once on one thread, 3 to 5% on two.
- *   10 to 16       Two tiles. While they work on a block, its successor comes into L2, evenly: two
- *                  lines per pair in the first, one in the second. Without it the second tile leaves
- *                  memory idle (35% slower); into L1 it loses as much.
+ *   10 to 16       Two tiles. While they work on a block, its successor comes into L2: two lines per
+ *                  pair in the first, one in the second. Without it the second tile leaves
+ *                  memory idle (35% slower); into L1 it loses as much. Up to 13 rows the first one asks
+ *                  faster than memory gives, so the second one asks for every line again: 1 to 6%.
  *   more           The first three tiles fetch a line per pair each: that is the next block. */
 enum {
     ROWS = 8,
@@ -28,7 +29,9 @@ enum {
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
     PAIR_WEIGHTS = 2 * DSPARK__PANEL,
-    BLOCK_TWO = 256,   /* pairs of a block for two tiles: 48 KB; to change tiles takes some 100 cycles */
+    BLOCK_SHORT = 128, /* pairs of a block for two tiles that ask again: 24 KB, as more is asked for in vain */
+    SHORT_ROWS = 13,
+    BLOCK_TWO = 256,   /* for two that do not: to change tiles takes some 100 cycles */
     BLOCK_SOME = 448,  /* for a few more: 84 KB; what one begins with that nobody has fetched costs less */
     BLOCK_MANY = 896,  /* and for many: 168 KB, which fit L2 twice beside much of x */
     SOME_ROWS = 48,
@@ -184,6 +187,15 @@ DSPARK__NOINLINE void multiply_rows_fetch2(float *acc, const unsigned char *x, s
     }
 }
 
+/* The second one of two, of 5 or 6 rows, that asks for all lines of the next block. */
+DSPARK__NOINLINE void multiply_rows_fetch3(float *acc, const unsigned char *x, size_t x_stride,
+                                           const uint16_t *w, size_t n_pairs, size_t n_rows,
+                                           const char *fetch)
+{
+    if (n_rows == 5) multiply(acc, x, x_stride, w, n_pairs, 5, fetch, 3);
+    else multiply(acc, x, x_stride, w, n_pairs, 6, fetch, 3);
+}
+
 /* What the tiles of a block still have to fetch for the next one. */
 typedef struct fetch_queue {
     const char *next;
@@ -201,7 +213,8 @@ static void run_tile(float *acc, const unsigned char *x, size_t x_stride, const 
         multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
         return;
     }
-    if (n_lines == 2) multiply_rows_fetch2(acc, x, x_stride, w, n_pairs, n_rows, fetch);
+    if (n_lines == 3) multiply_rows_fetch3(acc, x, x_stride, w, n_pairs, n_rows, fetch);
+    else if (n_lines == 2) multiply_rows_fetch2(acc, x, x_stride, w, n_pairs, n_rows, fetch);
     else multiply_rows_fetch1(acc, x, x_stride, w, n_pairs, n_rows, fetch);
     queue->n_bytes -= queue->n_bytes < bytes ? queue->n_bytes : bytes;
     queue->next += bytes;
@@ -253,19 +266,23 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
         return;
     }
     /* Equal blocks: a short one at the end is over before the next one has come. */
-    const size_t most = n_rows <= GROUP ? BLOCK_TWO : n_rows <= SOME_ROWS ? BLOCK_SOME : BLOCK_MANY;
+    const int again = n_rows <= SHORT_ROWS;
+    const size_t most = again ? BLOCK_SHORT : n_rows <= GROUP ? BLOCK_TWO : n_rows <= SOME_ROWS ? BLOCK_SOME
+                                                                                               : BLOCK_MANY;
     const size_t n_blocks = (n_pairs + most - 1) / most;
     const size_t block = n_blocks ? (n_pairs + n_blocks - 1) / n_blocks : 1;
     for (size_t pair = 0; pair < n_pairs; pair += block) {
         fetch_queue queue = next_block(g, p, pair, block);
         size_t n = n_pairs - pair < block ? n_pairs - pair : block;
         if (row > 0) queue.n_bytes = 0; /* rows before these have fetched it all */
+        const fetch_queue whole = queue;
         for (size_t i = 0, tile; i < n_rows; i += tile) {
             tile = tile_rows(n_rows - i, ROWS); /* equal ones: 9 rows are 5 + 4, not 8 + 1 */
+            const size_t n_lines = n_rows > GROUP ? 1 : i == 0 ? 2 : again ? 3 : 1;
             if (n_rows <= GROUP && pair + n == n_pairs) expect_outputs(g, p, row + i, tile);
+            if (n_lines == 3) queue = whole;
             run_tile(acc + i * DSPARK__PANEL, x + i * x_stride + pair * PAIR_BYTES, x_stride,
-                     w + pair * PAIR_WEIGHTS, n, tile, i == 0 && n_rows <= GROUP ? 2 : 1,
-                     &queue);
+                     w + pair * PAIR_WEIGHTS, n, tile, n_lines, &queue);
         }
     }
 }
