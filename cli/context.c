@@ -385,7 +385,8 @@ static dspark_status run_batch(context_job *job, uint64_t first, uint64_t n, dsp
         t1 = out_clock();
         job->states_seconds += t1 - t0;
     }
-    if (st != DSPARK_OK) return dump_first_fault(rows, job->args->checkpoint, job->context, &batch, &job->view, st, err);
+    if (st != DSPARK_OK)
+        return dump_first_fault(rows, job->args->checkpoint, job->context, &batch, &job->view, st, err);
     for (i = 0; i < n; i++)
         row_digest_add(&job->states_digest, job->states + (size_t)i * state_bytes, state_bytes);
     if (job->states_writer) {
