@@ -14,6 +14,7 @@
 enum {
     FEW = 4,         /* the most rows that take a group of 8 k at once, not a line of codes (products always do) */
     ROWS = 8,
+    MANY = 6,        /* the fewest rows whose nvfp4 products go line by line (multiply_lines) */
     PLAIN_K = 128,
     PLAIN_ROWS = 32, /* of a tile by way of memory */
     WHOLE_ROWS = 8,  /* the most rows for which looking up all of 256 entries is the faster way */
@@ -248,7 +249,6 @@ DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes,
         __m512i w[GROUP_VECTORS];
         unsigned live = 0;
         FORGET(x); /* a broadcast that is kept for the next line costs a register */
-        if (how == NIBBLES_PRODUCT && n_rows == 7) FORGET(t); /* 5 % faster than what is spilt instead */
         DSPARK__UNROLL
         for (size_t l = first; l < first + n; l++) live |= expand_one(w, codes, l, t, scales, n_rows, how);
         DSPARK__UNROLL
@@ -275,6 +275,81 @@ DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, siz
                        x_stride, n_rows, how);
 }
 
+/* ---- nvfp4 and many rows ---- */
+
+/* Rows 0, 3 and 6 of x at the present k: with the stride all of 8 are base + (1, 2 or 4) * stride. */
+typedef struct x_rows {
+    const unsigned char *of[3];
+    size_t stride;
+} x_rows;
+
+/* acc += w times a pair that the instruction itself broadcasts from memory. Compilers load it apart, which takes
+ * a register that there is not, and keep a pointer for every row and pair. Nobody writes x meanwhile. */
+#define DOT_FROM(acc, w, address, base, stride, at)                                                \
+    __asm__("vdpbf16ps " address "%{1to16%}, %[weights], %[sum]"                                   \
+            : [sum] "+v"(acc)                                                                      \
+            : [weights] "v"(w), [x] "r"(base), [s] "r"(stride), [d] "i"(at))
+
+#define DOT_PAIR(at)                                                                               \
+    DSPARK__INLINE void dot_pair_##at(sums *s, size_t v, __m512i w, const x_rows *x, size_t n_rows) \
+    {                                                                                              \
+        DOT_FROM(s->of[0][v], w, "%c[d](%[x])", x->of[0], x->stride, at);                          \
+        DOT_FROM(s->of[1][v], w, "%c[d](%[x],%[s])", x->of[0], x->stride, at);                     \
+        DOT_FROM(s->of[2][v], w, "%c[d](%[x],%[s],2)", x->of[0], x->stride, at);                   \
+        DOT_FROM(s->of[3][v], w, "%c[d](%[x])", x->of[1], x->stride, at);                          \
+        DOT_FROM(s->of[4][v], w, "%c[d](%[x],%[s],4)", x->of[0], x->stride, at);                   \
+        DOT_FROM(s->of[5][v], w, "%c[d](%[x],%[s],2)", x->of[1], x->stride, at);                   \
+        if (n_rows > 6) DOT_FROM(s->of[6][v], w, "%c[d](%[x])", x->of[2], x->stride, at);          \
+        if (n_rows > 7) DOT_FROM(s->of[7][v], w, "%c[d](%[x],%[s],4)", x->of[1], x->stride, at);   \
+    }
+DOT_PAIR(0)
+DOT_PAIR(4)
+DOT_PAIR(8)
+DOT_PAIR(12)
+#undef DOT_PAIR
+#undef DOT_FROM
+
+/* One line of a group under a row of scales. Tables are read where they are used: the sums of 8 rows leave
+ * eight registers. */
+DSPARK__INLINE void multiply_line(sums *s, const uint8_t *codes, size_t v, const dot_tables *t, __m512i row,
+                                  const x_rows *x, size_t n_rows)
+{
+    __m512i w[GROUP_PAIRS];
+    FORGET(t);
+    fetch_line(codes + 64 * v, n_rows, NIBBLES_PRODUCT);
+    expand_products(w, codes + 64 * v, t, _mm512_permutexvar_epi8(t->mantissas[v], row));
+    dot_pair_0(s, v, w[0], x, n_rows);
+    dot_pair_4(s, v, w[1], x, n_rows);
+    dot_pair_8(s, v, w[2], x, n_rows);
+    dot_pair_12(s, v, w[3], x, n_rows);
+}
+
+/* multiply_direct of nvfp4 for MANY rows or more. Sums come under their new powers line by line, so that these
+ * multiplications, too, have products beside them. */
+DSPARK__INLINE void multiply_lines(sums *s, powers *under, const cursor *c, size_t x_stride,
+                                   const dot_tables *t, size_t n, size_t n_rows)
+{
+    _mm_prefetch((const char *)c->row + SCALES_AHEAD, _MM_HINT_T0);
+    x_rows x = {{c->x, c->x + 3 * x_stride, n_rows > 6 ? c->x + 6 * x_stride : c->x}, x_stride};
+    const __m512i row = load_row(c->row), to = load_exponents(c->row);
+    FORGET(t);
+    const row_powers between = power_between_rows(under->of[0], to, t);
+    under->of[0] = to;
+    for (size_t group = 0; group < n; group++) {
+        DSPARK__UNROLL
+        for (size_t v = 0; v < REGISTERS; v++) {
+            if (group == 0) {
+                __m512 factor = power_of_outputs(between, v, t);
+                DSPARK__UNROLL
+                for (size_t i = 0; i < n_rows; i++) s->of[i][v] = _mm512_mul_ps(s->of[i][v], factor);
+            }
+            multiply_line(s, c->codes + group * group_bytes(NIBBLES_PRODUCT), v, t, row, &x, n_rows);
+        }
+        DSPARK__UNROLL
+        for (size_t i = 0; i < 3; i++) x.of[i] += 2 * GROUP_K;
+    }
+}
+
 /* Groups [0, n_groups) under rows of scales of `block` groups each, which have the fast way. */
 DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot_tables *t, size_t block,
                                   size_t n_groups, size_t n_rows, way how)
@@ -285,7 +360,9 @@ DSPARK__INLINE void multiply_fast(sums *s, cursor *c, size_t x_stride, const dot
     if (!has_scales(how)) block = n_groups;
     for (size_t left = n_groups, n; left > 0; left -= n) {
         n = block < left ? block : left;
-        if (is_scaled(how) && n == usual)
+        if (how == NIBBLES_PRODUCT && n_rows >= MANY)
+            multiply_lines(s, &under, c, x_stride, t, n == usual ? usual : n, n_rows);
+        else if (is_scaled(how) && n == usual)
             multiply_direct(s, &under, c, x_stride, t, usual, n_rows, how);
         else multiply_direct(s, &under, c, x_stride, t, n, n_rows, how);
         c->codes += n * group_bytes(how);
