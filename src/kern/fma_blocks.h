@@ -90,9 +90,14 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
     const size_t acc_stride = (g->acc ? g->n_rows : n_rows) * DSPARK__PANEL;
     for (size_t p = 0; g->first && p < n_panels; p++)
         memset(acc + p * acc_stride, 0, n_rows * DSPARK__PANEL * sizeof *acc);
+    float *wide = wides, *next_wide = wides + FEW * 2 * STEP;
     int ready = 0;
     for (size_t k = 0, n; k < g->k; k += n) {
-        float *wide = wides + (n_rows <= FEW ? k / (2 * STEP) % 2 * FEW * 2 * STEP : 0);
+        if (ready) {
+            float *now = next_wide;
+            next_wide = wide;
+            wide = now;
+        }
         n = g->k - k < 2 * STEP ? g->k - k : 2 * STEP;
         const int more = g->k - k >= 4 * STEP; /* what is fetched exists; the end is left alone */
         for (size_t i = 0; !ready && i < n_rows; i++)
@@ -106,7 +111,7 @@ static void run_block(const dspark__gemm_bf16 *g, size_t p0, size_t n_panels, si
             if (panel_width(g, p0 + p) < DSPARK__PANEL) narrow_piece(&s, g, p0 + p, k, whole);
             if (n_rows <= FEW) {
                 s.first_line = X_LINES;
-                s.next_wide = wides + (wide == wides ? FEW * 2 * STEP : 0);
+                s.next_wide = next_wide;
                 s.near = find_piece(g, p0 + p, k / (2 * STEP) + 1);
                 s.far = find_piece(g, p0 + p, k / (2 * STEP) + 2);
                 if (!s.far) s.far = s.near;
