@@ -200,6 +200,18 @@ DSPARK__INLINE void add_folded(__m512 *sum, __m512i w, const unsigned char *at)
                      : "+v"(*sum) : "v"(w), "m"(*(const unsigned char (*)[4])at));
 }
 
+/* A register for each row: compilers would keep one for every row and pair. */
+DSPARK__INLINE void list_rows(const unsigned char *row[ROWS], const unsigned char *x, size_t x_stride,
+                              size_t n_rows)
+{
+    row[0] = x;
+    DSPARK__UNROLL
+    for (size_t i = 1; i < n_rows; i++) {
+        row[i] = row[i - 1] + x_stride;
+        KEEP(row[i]);
+    }
+}
+
 /* One group of a panel of bytes, in an order that the compiler is kept from changing. On Zen 4 the order of the
  * same operations alone makes 8 to 11 cycles a line at 4 rows, presumably because pipes are given out before
  * operands are ready: look-ups then wait behind dot products while another pipe is idle. Expanding a few
@@ -210,12 +222,7 @@ DSPARK__INLINE void multiply_bytes(__m512 of[][REGISTERS], const uint8_t *codes,
 {
     const size_t n_lines = count_lines(how), n = lines_at_once(n_rows, how);
     const unsigned char *row[ROWS];
-    row[0] = x;
-    DSPARK__UNROLL
-    for (size_t i = 1; i < n_rows; i++) {
-        row[i] = row[i - 1] + x_stride;
-        KEEP(row[i]);
-    }
+    list_rows(row, x, x_stride, n_rows);
     DSPARK__UNROLL
     for (size_t first = 0; first < n_lines; first += n) {
         __m512i w[GROUP_VECTORS];
@@ -277,51 +284,19 @@ DSPARK__INLINE void multiply_direct(sums *s, powers *under, const cursor *c, siz
 
 /* ---- nvfp4 and many rows ---- */
 
-/* Rows 0, 3 and 6 of x at the present k: with the stride all of 8 are base + (1, 2 or 4) * stride. */
-typedef struct x_rows {
-    const unsigned char *of[3];
-    size_t stride;
-} x_rows;
-
-/* acc += w times a pair that the instruction itself broadcasts from memory. Compilers load it apart, which takes
- * a register that there is not, and keep a pointer for every row and pair. Nobody writes x meanwhile. */
-#define DOT_FROM(acc, w, address, base, stride, at)                                                \
-    __asm__("vdpbf16ps " address "%{1to16%}, %[weights], %[sum]"                                   \
-            : [sum] "+v"(acc)                                                                      \
-            : [weights] "v"(w), [x] "r"(base), [s] "r"(stride), [d] "i"(at))
-
-#define DOT_PAIR(at)                                                                               \
-    DSPARK__INLINE void dot_pair_##at(sums *s, size_t v, __m512i w, const x_rows *x, size_t n_rows) \
-    {                                                                                              \
-        DOT_FROM(s->of[0][v], w, "%c[d](%[x])", x->of[0], x->stride, at);                          \
-        DOT_FROM(s->of[1][v], w, "%c[d](%[x],%[s])", x->of[0], x->stride, at);                     \
-        DOT_FROM(s->of[2][v], w, "%c[d](%[x],%[s],2)", x->of[0], x->stride, at);                   \
-        DOT_FROM(s->of[3][v], w, "%c[d](%[x])", x->of[1], x->stride, at);                          \
-        DOT_FROM(s->of[4][v], w, "%c[d](%[x],%[s],4)", x->of[0], x->stride, at);                   \
-        DOT_FROM(s->of[5][v], w, "%c[d](%[x],%[s],2)", x->of[1], x->stride, at);                   \
-        if (n_rows > 6) DOT_FROM(s->of[6][v], w, "%c[d](%[x])", x->of[2], x->stride, at);          \
-        if (n_rows > 7) DOT_FROM(s->of[7][v], w, "%c[d](%[x],%[s],4)", x->of[1], x->stride, at);   \
-    }
-DOT_PAIR(0)
-DOT_PAIR(4)
-DOT_PAIR(8)
-DOT_PAIR(12)
-#undef DOT_PAIR
-#undef DOT_FROM
-
 /* One line of a group under a row of scales. Tables are read where they are used: the sums of 8 rows leave
  * eight registers. */
 DSPARK__INLINE void multiply_line(sums *s, const uint8_t *codes, size_t v, const dot_tables *t, __m512i row,
-                                  const x_rows *x, size_t n_rows)
+                                  const unsigned char *const x[ROWS], size_t n_rows)
 {
     __m512i w[GROUP_PAIRS];
     FORGET(t);
     fetch_line(codes + 64 * v, n_rows, NIBBLES_PRODUCT);
     expand_products(w, codes + 64 * v, t, _mm512_permutexvar_epi8(t->mantissas[v], row));
-    dot_pair_0(s, v, w[0], x, n_rows);
-    dot_pair_4(s, v, w[1], x, n_rows);
-    dot_pair_8(s, v, w[2], x, n_rows);
-    dot_pair_12(s, v, w[3], x, n_rows);
+    DSPARK__UNROLL
+    for (size_t j = 0; j < GROUP_PAIRS; j++)
+        DSPARK__UNROLL
+        for (size_t i = 0; i < n_rows; i++) add_folded(&s->of[i][v], w[j], x[i] + 4 * j);
 }
 
 /* multiply_direct of nvfp4 for MANY rows or more. Sums come under their new powers line by line, so that these
@@ -330,7 +305,8 @@ DSPARK__INLINE void multiply_lines(sums *s, powers *under, const cursor *c, size
                                    const dot_tables *t, size_t n, size_t n_rows)
 {
     _mm_prefetch((const char *)c->row + SCALES_AHEAD, _MM_HINT_T0);
-    x_rows x = {{c->x, c->x + 3 * x_stride, n_rows > 6 ? c->x + 6 * x_stride : c->x}, x_stride};
+    const unsigned char *x[ROWS];
+    list_rows(x, c->x, x_stride, n_rows);
     const __m512i row = load_row(c->row), to = load_exponents(c->row);
     FORGET(t);
     const row_powers between = power_between_rows(under->of[0], to, t);
@@ -343,10 +319,10 @@ DSPARK__INLINE void multiply_lines(sums *s, powers *under, const cursor *c, size
                 DSPARK__UNROLL
                 for (size_t i = 0; i < n_rows; i++) s->of[i][v] = _mm512_mul_ps(s->of[i][v], factor);
             }
-            multiply_line(s, c->codes + group * group_bytes(NIBBLES_PRODUCT), v, t, row, &x, n_rows);
+            multiply_line(s, c->codes + group * group_bytes(NIBBLES_PRODUCT), v, t, row, x, n_rows);
         }
         DSPARK__UNROLL
-        for (size_t i = 0; i < 3; i++) x.of[i] += 2 * GROUP_K;
+        for (size_t i = 0; i < n_rows; i++) x[i] += 2 * GROUP_K;
     }
 }
 
