@@ -152,7 +152,7 @@ DSPARK__INLINE void change_powers(sums *s, powers *under, const uint8_t *row,
 }
 
 /* Lines of codes of a group, and how many of them are weights in registers at a time. Of few rows all: a
- * broadcast of x then serves 48 outputs (4 rows of bytes: half of them, see multiply_bytes). */
+ * broadcast of x then serves 48 outputs (4 rows of bytes: half of them, see multiply_codes). */
 DSPARK__INLINE size_t count_lines(way how)
 {
     return is_bytes(how) ? GROUP_VECTORS / 2 : REGISTERS;
@@ -181,23 +181,13 @@ DSPARK__INLINE unsigned expand_one(__m512i w[GROUP_VECTORS], const uint8_t *code
     return 0x249u << l;
 }
 
-/* One pair of every row times those of its three vectors that live. */
-DSPARK__INLINE void add_pair(__m512 of[][REGISTERS], const __m512i w[REGISTERS], unsigned live,
-                             const unsigned char *x, size_t x_stride, size_t n_rows)
+/* sum += w . the pair of x at `at`, which the same instruction loads into every lane. Of several rows these stay
+ * in their order, one row is best as the compiler mixes it. */
+DSPARK__INLINE void add_product(__m512 *sum, __m512i w, const unsigned char *at, size_t n_rows)
 {
-    DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows; i++)
-        DSPARK__UNROLL
-        for (size_t v = 0; v < REGISTERS; v++)
-            if (live >> v & 1)
-                of[i][v] = _mm512_dpbf16_ps(of[i][v], (__m512bh)w[v], broadcast_pair(x + i * x_stride));
-}
-
-/* sum += w . the pair of x at `at`, which the same instruction loads into every lane. */
-DSPARK__INLINE void add_folded(__m512 *sum, __m512i w, const unsigned char *at)
-{
-    __asm__ volatile("vdpbf16ps %2%{1to16%}, %1, %0"
-                     : "+v"(*sum) : "v"(w), "m"(*(const unsigned char (*)[4])at));
+    if (n_rows == 1) *sum = _mm512_dpbf16_ps(*sum, (__m512bh)w, broadcast_pair(at));
+    else __asm__ volatile("vdpbf16ps %2%{1to16%}, %1, %0"
+                          : "+v"(*sum) : "v"(w), "m"(*(const unsigned char (*)[4])at));
 }
 
 /* A register for each row: compilers would keep one for every row and pair. */
@@ -212,13 +202,14 @@ DSPARK__INLINE void list_rows(const unsigned char *row[ROWS], const unsigned cha
     }
 }
 
-/* One group of a panel of bytes, in an order that the compiler is kept from changing. On Zen 4 the order of the
- * same operations alone makes 8 to 11 cycles a line at 4 rows, presumably because pipes are given out before
- * operands are ready: look-ups then wait behind dot products while another pipe is idle. Expanding a few
- * lines, then all their products vector by vector, runs at 0.95 to 1.00 of the products' own speed from 4 rows
- * on (0.85 to 0.97 as the compiler mixed them); x is loaded by the dot product itself. */
-DSPARK__INLINE void multiply_bytes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
-                                   const unsigned char *x, size_t x_stride, size_t n_rows, way how)
+/* One group of a panel. Of several rows in an order that the compiler is kept from changing: on Zen 4 the order of
+ * the same operations alone makes 8 to 11 cycles a line of bytes at 4 rows, presumably because pipes are given out
+ * before operands are ready: look-ups then wait behind dot products while another pipe is idle. Expanding a
+ * few lines, then all their products vector by vector, runs at 0.95 to 1.00 of the products' own speed for bytes
+ * from 4 rows on (0.85 to 0.97 as the compiler mixed them), and takes 15 to 20 % off int4 from 5 rows on. */
+DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
+                                   const dot_scales scales[REGISTERS], const unsigned char *x,
+                                   size_t x_stride, size_t n_rows, way how)
 {
     const size_t n_lines = count_lines(how), n = lines_at_once(n_rows, how);
     const unsigned char *row[ROWS];
@@ -226,41 +217,22 @@ DSPARK__INLINE void multiply_bytes(__m512 of[][REGISTERS], const uint8_t *codes,
     DSPARK__UNROLL
     for (size_t first = 0; first < n_lines; first += n) {
         __m512i w[GROUP_VECTORS];
+        unsigned live = 0;
+        if (n_rows == 1) FORGET(row[0]); /* a broadcast that is kept for the next line costs a register */
         DSPARK__UNROLL
         for (size_t l = first; l < first + n; l++) {
-            KEEP(codes);
-            fetch_line(codes + 64 * l, n_rows, how);
-            expand_bytes(w + 2 * l, codes + 64 * l, t, how);
-            __asm__ volatile("" : "+v"(w[2 * l]), "+v"(w[2 * l + 1]));
+            if (n_rows > 1) KEEP(codes);
+            const unsigned these = expand_one(w, codes, l, t, scales, n_rows, how);
+            DSPARK__UNROLL
+            for (size_t j = 0; j < GROUP_VECTORS; j++)
+                if (n_rows > 1 && these >> j & 1) __asm__ volatile("" : "+v"(w[j]));
+            live |= these;
         }
         DSPARK__UNROLL
-        for (size_t j = 2 * first; j < 2 * (first + n); j++)
+        for (size_t j = 0; j < GROUP_VECTORS; j++)
             DSPARK__UNROLL
             for (size_t i = 0; i < n_rows; i++)
-                add_folded(&of[i][j % REGISTERS], w[j], row[i] + j / REGISTERS * 4);
-    }
-}
-
-/* One group of a panel. */
-DSPARK__INLINE void multiply_codes(__m512 of[][REGISTERS], const uint8_t *codes, const dot_tables *t,
-                                   const dot_scales scales[REGISTERS], const unsigned char *x,
-                                   size_t x_stride, size_t n_rows, way how)
-{
-    const size_t n_lines = count_lines(how), n = lines_at_once(n_rows, how);
-    if (is_bytes(how) && n_rows > 1) {
-        multiply_bytes(of, codes, t, x, x_stride, n_rows, how);
-        return;
-    }
-    DSPARK__UNROLL
-    for (size_t first = 0; first < n_lines; first += n) {
-        __m512i w[GROUP_VECTORS];
-        unsigned live = 0;
-        FORGET(x); /* a broadcast that is kept for the next line costs a register */
-        DSPARK__UNROLL
-        for (size_t l = first; l < first + n; l++) live |= expand_one(w, codes, l, t, scales, n_rows, how);
-        DSPARK__UNROLL
-        for (size_t pair = 0; pair < GROUP_PAIRS; pair++)
-            add_pair(of, w + REGISTERS * pair, live >> REGISTERS * pair, x + 4 * pair, x_stride, n_rows);
+                if (live >> j & 1) add_product(&of[i][j % REGISTERS], w[j], row[i] + j / REGISTERS * 4, n_rows);
     }
 }
 
@@ -296,7 +268,7 @@ DSPARK__INLINE void multiply_line(sums *s, const uint8_t *codes, size_t v, const
     DSPARK__UNROLL
     for (size_t j = 0; j < GROUP_PAIRS; j++)
         DSPARK__UNROLL
-        for (size_t i = 0; i < n_rows; i++) add_folded(&s->of[i][v], w[j], x[i] + 4 * j);
+        for (size_t i = 0; i < n_rows; i++) add_product(&s->of[i][v], w[j], x[i] + 4 * j, n_rows);
 }
 
 /* multiply_direct of nvfp4 for MANY rows or more. Sums come under their new powers line by line, so that these
