@@ -35,32 +35,48 @@ static void call_nothing(const job *j)
     (void)j;
 }
 
-static void call_gemm(const job *j, size_t n_rows)
+/* last: all of k, else its beginning, whose sums are kept. */
+static void call_gemm(const job *j, size_t n_rows, int last)
 {
     dspark__gemm_bf16 g = {.x = j->x, .x_stride = 2 * K, .n_rows = n_rows, .panels = j->panels,
                            .panel_stride = dspark__panel_elements(K), .n_panels = 1, .k = K, .acc = j->acc,
-                           .first = 1, .last = 1, .out = j->out, .out_stride = DSPARK__PANEL,
+                           .first = 1, .last = last, .out = j->out, .out_stride = DSPARK__PANEL,
                            .n_out = DSPARK__PANEL};
     j->kern.gemm_bf16(&g);
 }
 
 static void call_gemm_1(const job *j)
 {
-    call_gemm(j, 1);
+    call_gemm(j, 1, 1);
 }
 
 static void call_gemm_8(const job *j)
 {
-    call_gemm(j, 8);
+    call_gemm(j, 8, 1);
 }
 
-static void call_dot_nvfp4(const job *j)
+static void call_gemm_8_begin(const job *j)
 {
-    dspark__dot_codes d = {.x = j->x, .x_stride = 2 * K, .n_rows = 1, .codes = j->codes,
+    call_gemm(j, 8, 0);
+}
+
+static void call_dot(const job *j, size_t n_rows)
+{
+    dspark__dot_codes d = {.x = j->x, .x_stride = 2 * K, .n_rows = n_rows, .codes = j->codes,
                            .n_panels = 1,
                            .scales = j->codes + dspark__code_panel_bytes(&j->nvfp4, K), .format = &j->nvfp4,
                            .k = K, .acc = j->acc};
     j->kern.dot_codes(&d);
+}
+
+static void call_dot_1(const job *j)
+{
+    call_dot(j, 1);
+}
+
+static void call_dot_7(const job *j)
+{
+    call_dot(j, 7);
 }
 
 static void call_decode_fp8(const job *j)
@@ -78,10 +94,15 @@ static void call_softmax(const job *j)
 static const struct {
     const char *name;
     void (*call)(const job *j);
+    size_t n_dot_rows; /* of nvfp4 that must have the direct way */
 } kernels[] = {
-    {"gemm_bf16_n1_k256", call_gemm_1},       {"gemm_bf16_n8_k256", call_gemm_8},
-    {"dot_codes_nvfp4_n1_k256", call_dot_nvfp4}, {"decode_fp8_k128", call_decode_fp8},
-    {"softmax_piece_n2", call_softmax},
+    {"gemm_bf16_n1_k256", call_gemm_1, 0},
+    {"gemm_bf16_n8_k256", call_gemm_8, 0},
+    {"gemm_bf16_n8_begin_k256", call_gemm_8_begin, 0},
+    {"dot_codes_nvfp4_n1_k256", call_dot_1, 1},
+    {"dot_codes_nvfp4_n7_k256", call_dot_7, 7},
+    {"decode_fp8_k128", call_decode_fp8, 0},
+    {"softmax_piece_n2", call_softmax, 0},
 };
 #define N_KERNELS (sizeof kernels / sizeof *kernels)
 
@@ -188,7 +209,7 @@ int main(int argc, char **argv)
         for (size_t k = 0; k < N_KERNELS; k++) {
             long n;
             if (!strstr(kernels[k].name, part)) continue;
-            if (kernels[k].call == call_dot_nvfp4 && j.kern.dot_rows[0][DSPARK__CODE_E4M3] == 0)
+            if (j.kern.dot_rows[0][DSPARK__CODE_E4M3] < kernels[k].n_dot_rows)
                 continue; /* this level never takes that way */
             if ((n = count(&j, kernels[k].call)) < 0) {
                 fprintf(stderr, "count_instructions: %s ended early\n", kernels[k].name);

@@ -3,6 +3,7 @@
  * and the scaled sums pass through registers once a piece. The bits are those of gemm_bf16,
  * softmax_piece, scale_rows and attend_finish in ref/. */
 #if defined(__x86_64__)
+#include "kern/avx512/bf16dot.h"
 #include "kern/avx512/transpose.h"
 
 #include <math.h>
@@ -118,14 +119,6 @@ typedef struct score_job {
     float scale;
     float *scores, *most;
 } score_job;
-
-/* One pair of x in every lane; the compiler folds it into the load. */
-DSPARK__INLINE __m512bh broadcast_pair(const unsigned char *x)
-{
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
 
 /* n_rows entries from `first` on times n_registers of query rows. Places behind the last entry take
  * that one again; nobody looks at them. */

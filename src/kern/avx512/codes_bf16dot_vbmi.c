@@ -2,6 +2,7 @@
  * while others are multiplied. The bits are those of decode and gemm_bf16; scales, tables, x and sums
  * that are outside of the bounds of codes_dot.h, and the end of k, go through these two. */
 #if defined(__x86_64__)
+#include "kern/avx512/bf16dot.h"
 #include "kern/avx512/codes_dot.h"
 
 /* Weights are multiplied in the registers where they were expanded, one panel after the other, as one stream.
@@ -69,13 +70,6 @@ DSPARK__NOINLINE void multiply_plain(const dot_job *job, float *acc, size_t k0, 
                                .acc = acc};
         dspark__gemm_bf16__avx512bf16(&g);
     }
-}
-
-DSPARK__INLINE __m512bh broadcast_pair(const unsigned char *x)
-{
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
 }
 
 typedef struct sums {

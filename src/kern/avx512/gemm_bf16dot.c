@@ -1,7 +1,7 @@
 /* AVX-512-BF16: the matrix product by vdpbf16ps, whose two multiply-adds per lane are the
  * definition in ref/gemm_bf16.c (it flushes subnormals whatever MXCSR says). */
 #if defined(__x86_64__)
-#include "kern/avx512/bits.h"
+#include "kern/avx512/bf16dot.h"
 
 /* A tile is up to 8 rows x 48 outputs: 24 accumulators, 3 weights and a broadcast fit 32 registers
  * and run at the register-only peak from L2; 9 rows still fit, by one register. All tiles take turns on
@@ -24,8 +24,7 @@
  *   more           The first three tiles fetch a line per pair each: that is the next block. */
 enum {
     ROWS = 8,
-    LONE_ROWS = 9,
-    VECTORS = 3,
+    LONE_ROWS = MOST_ROWS,
     GROUP = 2 * ROWS,
     PAIR_BYTES = 4,
     PAIR_WEIGHTS = 2 * DSPARK__PANEL,
@@ -41,16 +40,6 @@ enum {
     SHORT_K = 1024,    /* up to it sums of a lone tile are best kept in registers (gemm_short_bf16dot.c) */
     LINE = 64
 };
-
-/* One pair of x in every lane; the compiler folds it into the load. */
-DSPARK__INLINE __m512bh broadcast_pair(const unsigned char *x)
-{
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
-
-typedef __m512 tile_sums[LONE_ROWS][VECTORS];
 
 DSPARK__INLINE void load_sums(tile_sums sum, const float *acc, size_t n_rows)
 {
@@ -70,22 +59,6 @@ DSPARK__INLINE void store_sums(float *acc, tile_sums sum, size_t n_rows)
             _mm512_store_ps(acc + i * DSPARK__PANEL + 16 * v, sum[i][v]);
 }
 
-/* One pair of every row. */
-DSPARK__INLINE void add_pair(tile_sums sum, const unsigned char *x, size_t x_stride, const uint16_t *w,
-                             size_t n_rows)
-{
-    const unsigned char *from[3] = {x, x + 4 * x_stride, x + 8 * x_stride}; /* few address registers */
-    __m512bh part[VECTORS];
-    DSPARK__UNROLL
-    for (size_t v = 0; v < VECTORS; v++) part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
-    DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows; i++) {
-        __m512bh two = broadcast_pair(from[i / 4] + i % 4 * x_stride);
-        DSPARK__UNROLL
-        for (size_t v = 0; v < VECTORS; v++) sum[i][v] = _mm512_dpbf16_ps(sum[i][v], part[v], two);
-    }
-}
-
 /* One tile; n_rows and n_lines (cache lines to prefetch per pair) are constants in each copy. */
 DSPARK__INLINE void multiply(float *acc, const unsigned char *x, size_t x_stride,
                              const uint16_t *w, size_t n_pairs, size_t n_rows,
@@ -97,7 +70,7 @@ DSPARK__INLINE void multiply(float *acc, const unsigned char *x, size_t x_stride
         DSPARK__UNROLL
         for (size_t line = 0; line < n_lines; line++, fetch += LINE)
             _mm_prefetch(fetch, _MM_HINT_T1);
-        add_pair(sum, x, x_stride, w, n_rows);
+        add_pair(sum, x, x_stride, w, n_rows, VECTORS);
     }
     store_sums(acc, sum, n_rows);
 }
@@ -128,7 +101,7 @@ DSPARK__INLINE void multiply_ahead(float *acc, const unsigned char *x, size_t x_
             for (size_t c = CHANCES; c-- > 0; fetch[c] += PAIR_WEIGHTS)
                 DSPARK__UNROLL
                 for (size_t v = 0; v < VECTORS; v++) _mm_prefetch(fetch[c] + 32 * v, _MM_HINT_T1);
-            add_pair(sum, x, x_stride, w, n_rows);
+            add_pair(sum, x, x_stride, w, n_rows, VECTORS);
         }
     }
     store_sums(acc, sum, n_rows);

@@ -2,12 +2,12 @@
  * in registers: what a tile costs beside its multiply-adds counts when these are few. Which products come
  * here, gemm_bf16dot.c decides; what they are, ref/gemm_bf16.c says. */
 #if defined(__x86_64__)
-#include "kern/avx512/bits.h"
+#include "kern/avx512/bf16dot.h"
 
 /* A tile is up to 9 rows x 48 outputs. As in gemm_bf16dot.c, one of 7 or more asks for each line CHANCES
  * times, GAP pairs apart: here 4 times 21 are 4 to 7% faster than 3 times 42, and one chance, none, or twice the
  * distance lose 10 to 40%. Panels are small and follow each other, so that is what comes next in memory. */
-enum { ROWS = 9, VECTORS = 3, OUTPUTS = 16, PAIR_BYTES = 4, AHEAD_ROWS = 7, CHANCES = 4, GAP = 21, LINE = 64 };
+enum { ROWS = MOST_ROWS, OUTPUTS = 16, PAIR_BYTES = 4, AHEAD_ROWS = 7, CHANCES = 4, GAP = 21, LINE = 64 };
 
 typedef struct tile {
     const unsigned char *x;
@@ -18,24 +18,6 @@ typedef struct tile {
     size_t out_stride; /* bytes */
     size_t n_out;
 } tile;
-
-/* One pair of every row. Counts of rows and vectors are constants in each copy, here and below. */
-DSPARK__INLINE void add_pair(__m512 sum[ROWS][VECTORS], const unsigned char *x, size_t x_stride,
-                             const uint16_t *w, size_t n_rows, size_t n_vectors)
-{
-    const unsigned char *from[3] = {x, x + 4 * x_stride, x + 8 * x_stride}; /* few address registers */
-    __m512bh part[VECTORS];
-    DSPARK__UNROLL
-    for (size_t v = 0; v < n_vectors; v++) part[v] = (__m512bh)_mm512_load_si512(w + 32 * v);
-    DSPARK__UNROLL
-    for (size_t i = 0; i < n_rows; i++) {
-        int32_t pair;
-        memcpy(&pair, from[i / 4] + i % 4 * x_stride, sizeof pair);
-        __m512bh two = (__m512bh)_mm512_set1_epi32(pair);
-        DSPARK__UNROLL
-        for (size_t v = 0; v < n_vectors; v++) sum[i][v] = _mm512_dpbf16_ps(sum[i][v], part[v], two);
-    }
-}
 
 /* Sums of the dot instruction are never subnormal: vcvtneps2bf16 rounds them as it must be, but for NaN. */
 DSPARK__INLINE void store_sum(unsigned char *out, __m512 sum, size_t n)
@@ -56,6 +38,7 @@ DSPARK__INLINE void expect_outputs(const tile *t, size_t n_rows)
     }
 }
 
+/* One tile. Counts of rows and vectors are constants in each copy, here and below. */
 DSPARK__INLINE void multiply(const tile *t, size_t n_rows, size_t n_vectors)
 {
     const unsigned char *x = t->x;
@@ -63,7 +46,7 @@ DSPARK__INLINE void multiply(const tile *t, size_t n_rows, size_t n_vectors)
     const size_t x_stride = t->x_stride, pair_weights = 32 * n_vectors, n_pairs = t->k / 2;
     const size_t known = t->n_known / (2 * pair_weights), reach = CHANCES * GAP;
     size_t n_ahead = known < reach ? 0 : known - reach, left = n_pairs;
-    __m512 sum[ROWS][VECTORS];
+    tile_sums sum;
     DSPARK__UNROLL
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
