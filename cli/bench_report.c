@@ -429,8 +429,8 @@ int bench_write_csv(const bench_report *r, const char *path)
     if (code != EXIT_OK) return code;
     fputs("what,over,stage,format,cache,isa,threads,tokens,context,sequences,layers,weights,repeats,outliers,"
           "disturbed,disturbed_left,best_s,p50_s,p99_s,bytes,weight_bytes,flops,gb_per_s,gflop_per_s,limit_gb_per_s,"
-          "limit_gflop_per_s,compute_probe_gflop_per_s,roofline_s,share_of_roofline,ratio,ratio_is,of_byte_ratio,faults,"
-          "peak_bytes,reliable\n", file.stream);
+          "limit_gflop_per_s,compute_probe_gflop_per_s,roofline_s,share_of_roofline,ratio,ratio_is,of_byte_ratio,"
+          "faults,peak_bytes,reliable\n", file.stream);
     for (i = 0; i < r->n_runs; i++) {
         bench_verdict verdict;
         bench_judge(r, r->runs[i], &verdict);

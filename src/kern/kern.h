@@ -291,7 +291,7 @@ typedef struct dspark__kern {
     void (*fp8_e5m2)(uint8_t *y, const uint16_t *x, size_t n, float scale);
 
     /* Largest |x| as fp32; 0 for n == 0. x is finite. */
-    float (*absmax_bf16)(const uint16_t *x, size_t n);
+    float (*absmax_bf16)(const void *x, size_t n);
 
     /* 1 when no element is NaN or infinite. */
     int (*finite_bf16)(const void *x, size_t n);

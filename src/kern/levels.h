@@ -125,7 +125,7 @@ void dspark__rope_bf16__ref(uint16_t *y, const void *x, const float *c, const fl
                             size_t n_pairs);
 void dspark__fp8_e4m3__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
 void dspark__fp8_e5m2__ref(uint8_t *y, const uint16_t *x, size_t n, float scale);
-float dspark__absmax_bf16__ref(const uint16_t *x, size_t n);
+float dspark__absmax_bf16__ref(const void *x, size_t n);
 int dspark__finite_bf16__ref(const void *x, size_t n);
 void dspark__decode__ref(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                          const dspark__code_format *f, size_t k0, size_t n_k);
@@ -163,7 +163,7 @@ void dspark__rope_bf16__avx2(uint16_t *y, const void *x, const float *c, const f
                              size_t n_pairs);
 void dspark__fp8_e4m3__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
 void dspark__fp8_e5m2__avx2(uint8_t *y, const uint16_t *x, size_t n, float scale);
-float dspark__absmax_bf16__avx2(const uint16_t *x, size_t n);
+float dspark__absmax_bf16__avx2(const void *x, size_t n);
 int dspark__finite_bf16__avx2(const void *x, size_t n);
 void dspark__decode__avx2(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                           const dspark__code_format *f, size_t k0, size_t n_k);
@@ -203,7 +203,7 @@ void dspark__rope_bf16__avx512(uint16_t *y, const void *x, const float *c, const
                                size_t n_pairs);
 void dspark__fp8_e4m3__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);
 void dspark__fp8_e5m2__avx512(uint8_t *y, const uint16_t *x, size_t n, float scale);
-float dspark__absmax_bf16__avx512(const uint16_t *x, size_t n);
+float dspark__absmax_bf16__avx512(const void *x, size_t n);
 int dspark__finite_bf16__avx512(const void *x, size_t n);
 void dspark__decode__avx512(uint16_t *w, const uint8_t *codes, const uint8_t *scales,
                             const dspark__code_format *f, size_t k0, size_t n_k);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/numfmt.h"
 #include "base/status.h"
 #include "model/context.h"
 
@@ -15,22 +14,6 @@
 
 /* A normed number is at most the root of its row's width, 2^8; only a norm above this lifts it out of bf16. */
 #define NORM_MOST 1e30
-
-static float largest(const unsigned char *x, size_t n)
-{
-    uint16_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t half;
-        memcpy(&half, x + 2 * i, sizeof half);
-        if ((half & 0x7fff) > most) most = half & 0x7fff;
-    }
-    return dspark__bf16_to_f32(most);
-}
-
-static float largest_of(const uint16_t *x, size_t n)
-{
-    return largest((const unsigned char *)x, n);
-}
 
 /* "PREFIX." of a module's name. */
 static int prefix_length(const char *name)
@@ -87,15 +70,15 @@ dspark_status dspark__blame_states(const dspark_context *ctx, const dspark_batch
     const char *proj = dspark__model_context_proj(m)->name;
     const unsigned char *row = (const unsigned char *)b->taps + bad->row * dspark__batch_stride(b, c);
     const fault f = describe(b, bad, 0);
-    float most = largest(row, (size_t)c->n_taps * c->tap_width);
+    float most = ctx->kern.absmax_bf16(row, (size_t)c->n_taps * c->tap_width);
     if ((double)most > ORDINARY) return fail_row(f, "states", most, err);
     for (uint32_t t = 0; m->fc_norm && t < c->n_taps; t++) {
         char name[32];
-        most = largest_of(m->fc_norm + (size_t)t * c->tap_width, c->tap_width);
+        most = ctx->kern.absmax_bf16(m->fc_norm + (size_t)t * c->tap_width, c->tap_width);
         snprintf(name, sizeof name, "fc_norm.%u", t);
         if ((double)most > ORDINARY) return fail_norm(f, proj, name, most, err);
     }
-    most = largest_of(m->context_norm, c->hidden_size);
+    most = ctx->kern.absmax_bf16(m->context_norm, c->hidden_size);
     if ((double)most > NORM_MOST) return fail_norm(f, proj, context_norm_name(proj), most, err);
     return fail_weights(f, proj, err);
 }
@@ -110,14 +93,15 @@ dspark_status dspark__blame_entries(const dspark_context *ctx, const dspark_batc
     const fault f = describe(b, bad, 1);
     float most;
     if (b->states) {
-        most = largest((const unsigned char *)b->states + bad->row * dspark__batch_stride(b, c), c->hidden_size);
+        const unsigned char *row = (const unsigned char *)b->states + bad->row * dspark__batch_stride(b, c);
+        most = ctx->kern.absmax_bf16(row, c->hidden_size);
         if ((double)most > ORDINARY) return fail_row(f, "entries", most, err);
     } else {
         /* The states were normed: however large the taps, they are as large as that norm's weights. */
-        most = largest_of(m->context_norm, c->hidden_size);
+        most = ctx->kern.absmax_bf16(m->context_norm, c->hidden_size);
         if ((double)most > ORDINARY) return fail_norm(f, proj, context_norm_name(proj), most, err);
     }
-    most = largest_of(m->kv_a_norm + (size_t)bad->layer * c->kv_lora_rank, c->kv_lora_rank);
+    most = ctx->kern.absmax_bf16(m->kv_a_norm + (size_t)bad->layer * c->kv_lora_rank, c->kv_lora_rank);
     if ((double)most > NORM_MOST) return fail_norm(f, module, "kv_a_layernorm", most, err);
     return fail_weights(f, module, err);
 }

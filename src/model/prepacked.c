@@ -237,8 +237,8 @@ dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear
                             p->next, ml->name, s, ml->shards[s].rows, ml->k, section.name, section.shard,
                             section.rows, section.k, section.scheme);
     if (section.packing.narrow != ml->narrow)
-        return dspark__fail(err, DSPARK_EFORMAT, p->path, "section %u: the last panel of %s, shard %u, must%s be narrow",
-                            p->next, ml->name, s, ml->narrow ? "" : " not");
+        return dspark__fail(err, DSPARK_EFORMAT, p->path,
+                            "section %u: the last panel of %s, shard %u, must%s be narrow", p->next, ml->name, s, ml->narrow ? "" : " not");
     if ((st = check_section(p, &section, verify, err)) != DSPARK_OK) return st;
     dspark__shard_attach(ml, s, &section.packing, scheme, p->map + section.offset);
     p->next++;
@@ -249,8 +249,8 @@ dspark_status dspark__prepacked_take(dspark__prepacked *p, dspark__merged_linear
 static int same_packing(const dspark__packing *a, const dspark__packing *b)
 {
     return a->bits == b->bits && a->group == b->group && a->row_scale == b->row_scale &&
-           a->permuted == b->permuted && a->narrow == b->narrow && a->format.bits == b->format.bits && a->format.scale == b->format.scale &&
-           a->format.block == b->format.block &&
+           a->permuted == b->permuted && a->narrow == b->narrow && a->format.bits == b->format.bits &&
+           a->format.scale == b->format.scale && a->format.block == b->format.block &&
            memcmp(a->format.table, b->format.table, sizeof a->format.table) == 0;
 }
 

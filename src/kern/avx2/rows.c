@@ -202,7 +202,7 @@ static __m256i max_magnitudes(const void *x, size_t n)
     return _mm256_max_epu16(most, _mm256_and_si256(h, magnitude));
 }
 
-float dspark__absmax_bf16__avx2(const uint16_t *x, size_t n)
+float dspark__absmax_bf16__avx2(const void *x, size_t n)
 {
     uint16_t lane[BLOCK], most = 0;
     _mm256_storeu_si256((void *)lane, max_magnitudes(x, n));

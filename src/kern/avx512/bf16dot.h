@@ -33,4 +33,14 @@ DSPARK__INLINE void add_pair(tile_sums sum, const unsigned char *x, size_t x_str
     }
 }
 
+/* Rows of outputs, stride bytes apart, that will be written soon. They are in no cache, and stores that miss soon
+ * fill the store queue, behind which the next panel waits; with many rows that is nothing. */
+DSPARK__INLINE void expect_outputs(const unsigned char *at, size_t stride, size_t n_rows)
+{
+    for (size_t i = 0; i < n_rows; i++, at += stride) {
+        _mm_prefetch((const char *)at, _MM_HINT_T0);
+        _mm_prefetch((const char *)at + 64, _MM_HINT_T0);
+    }
+}
+
 #endif

@@ -211,15 +211,10 @@ static fetch_queue next_block(const dspark__gemm_bf16 *g, size_t p, size_t pair,
     return q;
 }
 
-/* Rows of `out` that will be written soon. They are in no cache, and stores that miss soon fill the store
- * queue, behind which the next panel waits; with many rows that is nothing. */
-static void expect_outputs(const dspark__gemm_bf16 *g, size_t p, size_t row, size_t n_rows)
+/* Rows from `row` on of panel p, unless this is not the last block of k. */
+static void expect_panel(const dspark__gemm_bf16 *g, size_t p, size_t row, size_t n_rows)
 {
-    for (size_t i = row; g->last && i < row + n_rows; i++) {
-        const char *at = (const char *)bf16_at(g->out, i * g->out_stride + p * DSPARK__PANEL);
-        _mm_prefetch(at, _MM_HINT_T0);
-        _mm_prefetch(at + LINE, _MM_HINT_T0);
-    }
+    if (g->last) expect_outputs(bf16_at(g->out, row * g->out_stride + p * DSPARK__PANEL), 2 * g->out_stride, n_rows);
 }
 
 /* The pairs of rows [row, row + n_rows) of panel p, without the odd end of k. */
@@ -228,7 +223,7 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
     const size_t n_pairs = g->k / 2, x_stride = g->x_stride;
     const unsigned char *x = (const unsigned char *)g->x + row * x_stride;
     const uint16_t *w = g->panels + p * g->panel_stride;
-    if (n_rows <= LONE_ROWS) expect_outputs(g, p, row, n_rows);
+    if (n_rows <= LONE_ROWS) expect_panel(g, p, row, n_rows);
     if (n_rows < AHEAD_ROWS || (n_rows <= ROWS && row > 0)) {
         multiply_rows(acc, x, x_stride, w, n_pairs, n_rows);
         return;
@@ -252,7 +247,7 @@ static void run_pairs(const dspark__gemm_bf16 *g, float *acc, size_t p, size_t r
         for (size_t i = 0, tile; i < n_rows; i += tile) {
             tile = tile_rows(n_rows - i, ROWS); /* equal ones: 9 rows are 5 + 4, not 8 + 1 */
             const size_t n_lines = n_rows > GROUP ? 1 : i == 0 ? 2 : again ? 3 : 1;
-            if (n_rows <= GROUP && pair + n == n_pairs) expect_outputs(g, p, row + i, tile);
+            if (n_rows <= GROUP && pair + n == n_pairs) expect_panel(g, p, row + i, tile);
             if (n_lines == 3) queue = whole;
             run_tile(acc + i * DSPARK__PANEL, x + i * x_stride + pair * PAIR_BYTES, x_stride,
                      w + pair * PAIR_WEIGHTS, n, tile, n_lines, &queue);

@@ -7,7 +7,7 @@
 /* A tile is up to 9 rows x 48 outputs. As in gemm_bf16dot.c, one of 7 or more asks for each line CHANCES
  * times, GAP pairs apart: here 4 times 21 are 4 to 7% faster than 3 times 42, and one chance, none, or twice the
  * distance lose 10 to 40%. Panels are small and follow each other, so that is what comes next in memory. */
-enum { ROWS = MOST_ROWS, OUTPUTS = 16, PAIR_BYTES = 4, AHEAD_ROWS = 7, CHANCES = 4, GAP = 21, LINE = 64 };
+enum { ROWS = MOST_ROWS, OUTPUTS = 16, PAIR_BYTES = 4, AHEAD_ROWS = 7, CHANCES = 4, GAP = 21 };
 
 typedef struct tile {
     const unsigned char *x;
@@ -29,15 +29,6 @@ DSPARK__INLINE void store_sum(unsigned char *out, __m512 sum, size_t n)
     else _mm256_mask_storeu_epi16(out, first_lanes(n), y);
 }
 
-/* Outputs are in no cache, and stores that miss soon fill the store queue. */
-DSPARK__INLINE void expect_outputs(const tile *t, size_t n_rows)
-{
-    for (size_t i = 0; i < n_rows; i++) {
-        _mm_prefetch((const char *)t->out + i * t->out_stride, _MM_HINT_T0);
-        _mm_prefetch((const char *)t->out + i * t->out_stride + LINE, _MM_HINT_T0);
-    }
-}
-
 /* One tile. Counts of rows and vectors are constants in each copy, here and below. */
 DSPARK__INLINE void multiply(const tile *t, size_t n_rows, size_t n_vectors)
 {
@@ -51,7 +42,7 @@ DSPARK__INLINE void multiply(const tile *t, size_t n_rows, size_t n_vectors)
     for (size_t i = 0; i < n_rows; i++)
         DSPARK__UNROLL
         for (size_t v = 0; v < n_vectors; v++) sum[i][v] = _mm512_setzero_ps();
-    expect_outputs(t, n_rows);
+    expect_outputs(t->out, t->out_stride, n_rows);
     if (n_rows < AHEAD_ROWS) n_ahead = 0;
     if (n_ahead > n_pairs) n_ahead = n_pairs;
     for (left -= n_ahead; n_ahead > 0; n_ahead--, w += pair_weights, x += PAIR_BYTES) {

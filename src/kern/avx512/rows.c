@@ -164,7 +164,7 @@ void dspark__fp8_e5m2__avx512(uint8_t *y, const uint16_t *x, size_t n, float sca
     encode_fp8(y, x, n, scale, FP8_E5M2);
 }
 
-float dspark__absmax_bf16__avx512(const uint16_t *x, size_t n)
+float dspark__absmax_bf16__avx512(const void *x, size_t n)
 {
     __m512i most = _mm512_setzero_si512();
     for (size_t i = 0; i < n; i += 32) {

@@ -49,7 +49,7 @@ void dspark__fp8_e5m2__ref(uint8_t *y, const uint16_t *x, size_t n, float scale)
     for (size_t i = 0; i < n; i++) y[i] = dspark__f32_to_e5m2(load_bf16(x, i) / scale);
 }
 
-float dspark__absmax_bf16__ref(const uint16_t *x, size_t n)
+float dspark__absmax_bf16__ref(const void *x, size_t n)
 {
     uint16_t most = 0; /* magnitudes order like their bits */
     for (size_t i = 0; i < n; i++) {
